@@ -1,0 +1,321 @@
+"""The rollout tree: sample G programs for a problem, run them, pair every failure with its feedback, sample again.
+
+    root (the problem) --- group of G turn-1 attempts --- each failure: a group of G turn-2 attempts --- ... S turns
+                           sampled from prompt x          sampled from (x, attempt, feedback)
+
+In: problems, and two plain callables, so that a scripted policy, your own engine and HF `generate` all plug in:
+    sample(prompts, n)  -> for each prompt a list of n `Completion`s, or None where it does not fit the context
+    execute(jobs)       -> for each (problem, code) a result with .reward, .status, .feedback, .public_passed
+Out: trees of `Node`s. A tree is its root node (turn 0, nothing sampled); a group is the children of one node.
+Token ids are the truth: `prompt_ids` and `completion_ids` are what was sampled, and text is never tokenised again.
+"""
+
+import ast
+import re
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+Messages = list[dict[str, str]]
+
+
+@dataclass
+class Completion:
+    """One sampled answer. A scripted sampler needs `text` only; ids are needed to train on it."""
+
+    text: str
+    prompt_ids: list[int] = field(default_factory=list)
+    completion_ids: list[int] = field(default_factory=list)  # ends with the end token unless truncated
+    truncated: bool = False  # no end token within the cap
+
+
+@dataclass
+class Node:
+    """One attempt: a completion, what the executor said of it, and the refinements sampled from that."""
+
+    turn: int
+    prompt: Messages = field(default_factory=list)  # what it was sampled from: the whole path, nothing cut
+    prompt_ids: list[int] = field(default_factory=list)
+    completion_ids: list[int] = field(default_factory=list)
+    text: str = ""
+    code: str = ""
+    truncated: bool = False
+    reward: float = 0.0  # the executor's word, never overwritten
+    status: str = ""
+    feedback: str = ""
+    solved: bool = False
+    public_passed: bool = False
+    unexpanded: str = ""  # why a failure with turns left has no children
+    children: list["Node"] = field(default_factory=list)
+    credit: float = 0.0  # reward after propagation: what training uses
+    advantage: float = 0.0
+    kept: bool = True  # False once pruned
+    problem: Any = None  # on the root only
+
+
+def build_trees(
+    problems: list, sample: Callable, execute: Callable, turns: int, group_size: int,
+    stop: Callable[[Node], bool] = lambda node: node.solved,
+) -> list[Node]:
+    """Grow one rollout tree per problem, breadth first (paper).
+
+    One `sample` call and one `execute` call per turn for all open nodes of all problems. A node for which `stop` holds
+    (solved, unless told otherwise) is never expanded; G + G^2 + ... + G^S nodes where nothing is solved.
+    Raises ValueError if `sample` breaks its contract or a problem cannot be scored.
+    """
+    if turns < 1 or group_size < 1:
+        raise ValueError(f"a tree needs turns >= 1 and group_size >= 1, got turns={turns}, group_size={group_size}")
+    trees = [Node(turn=0, problem=problem) for problem in problems]
+    frontier = [(tree, tree, first_messages(tree.problem)) for tree in trees]  # (root, parent, prompt of its children)
+    for turn in range(1, turns + 1):
+        if not frontier:
+            break
+        answers = sample([prompt for _, _, prompt in frontier], group_size)
+        if len(answers) != len(frontier):
+            raise ValueError(f"sample() got {len(frontier)} prompts and answered {len(answers)}")
+        grown = []
+        for (root, parent, prompt), completions in zip(frontier, answers, strict=True):
+            if completions is None:
+                parent.unexpanded = "too long"
+                continue
+            if len(completions) != group_size:
+                raise ValueError(f"sample() was asked for {group_size} completions a prompt and gave {len(completions)}")
+            for c in completions:
+                code = extract_code(c.text, root.problem.entry_point)
+                node = Node(turn, prompt, c.prompt_ids, c.completion_ids, c.text, code, c.truncated)
+                parent.children.append(node)
+                grown.append((root, node))
+        results = execute([(root.problem, node.code) for root, node in grown]) if grown else []
+        for (root, node), result in zip(grown, results, strict=True):
+            if result.status == "unscorable":  # a broken problem must not look like a wrong answer
+                raise ValueError(f"problem {root.problem.id!r} cannot be scored ({result.feedback}): leave it out")
+            node.reward, node.status, node.feedback = result.reward, result.status, result.feedback
+            node.solved, node.public_passed = result.reward == 1.0, result.public_passed
+        frontier = [(root, node, refinement_messages(node.prompt, node.text, node.feedback))
+                    for root, node in grown if not stop(node)]
+    return trees
+
+
+def walk(tree: Node) -> Iterator[Node]:
+    """Every attempt of a tree, breadth first, the root (which is no attempt) left out."""
+    level = tree.children
+    while level:
+        yield from level
+        level = [child for node in level for child in node.children]
+
+
+def groups(tree: Node) -> list[list[Node]]:
+    """The sibling groups of a tree, breadth first: attempts sampled from one prompt, the unit of GRPO's baseline."""
+    return [node.children for node in (tree, *walk(tree)) if node.children]
+
+
+def first_messages(problem: Any) -> Messages:
+    """The prompt of turn 1 as chat messages; no system message, since some templates refuse that role."""
+    return [{"role": "user", "content": problem.prompt}]
+
+
+def refinement_messages(messages: Messages, text: str, feedback: str) -> Messages:
+    """The prompt of the next turn: the path so far, the attempt, and what the executor said of it (paper: (x, y, e)).
+
+    >>> [m["role"] for m in refinement_messages([{"role": "user", "content": "x"}], "y", "e")]
+    ['user', 'assistant', 'user']
+    """
+    request = "The program does not pass its tests.\n" + feedback + "\nWrite the corrected program."
+    return messages + [{"role": "assistant", "content": text}, {"role": "user", "content": request}]
+
+
+FENCE = re.compile(r"^[ \t]*`{3,}[ \t]*(.*?)[ \t]*$")
+PYTHON_TAG = re.compile(r"(?:python3?|py)(?:[ \t]+|$)", re.IGNORECASE)
+
+
+def extract_code(text: str, entry_point: str = "") -> str:
+    """The program in a model's answer, or "" where there is none (ours).
+
+    Text up to the last </think> is ignored, and an unfinished <think> means no code. Of the fenced Python blocks (tagged
+    python, or untagged) the last that defines `entry_point`, else the last. Without one: the text outside fences, if it
+    parses as Python. An open fence runs to the end; code on a fence's own line counts.
+
+    >>> extract_code("Sure:\\n```python\\ndef f(): return 1\\n```\\nUse it so:\\n```\\nf()\\n```", "f")
+    'def f(): return 1'
+    """
+    text = text.rpartition("</think>")[2].replace("\r\n", "\n")
+    if "<think>" in text:
+        return ""
+    blocks, outside, block = [], [], None  # block: the lines of the fence that is open, or None
+    for line in text.split("\n"):
+        fence = FENCE.match(line)
+        if fence is None:
+            (outside if block is None else block).append(line)
+        elif block is not None and not fence[1]:  # a bare fence closes
+            blocks.append(block)
+            block = None
+        else:  # one with text opens, even inside an unclosed block
+            blocks += [block] if block is not None else []
+            info, is_python = fence[1], PYTHON_TAG.match(fence[1])
+            inline = info[is_python.end():] if is_python else info
+            other = not is_python and re.fullmatch(r"[\w+#.-]+", info)  # one bare word: another language's tag
+            block = ["\0"] if other else [inline] if inline else []
+    if block and block[-1].rstrip().endswith("```"):
+        block[-1] = block[-1].rstrip().rstrip("`")  # closed on the last line of the code itself
+    blocks += [block] if block is not None else []
+    programs = [code for code in ("\n".join(b) for b in blocks) if code.strip() and not code.startswith("\0")]
+    defining = [code for code in programs if entry_point and defines(code, entry_point.rpartition(".")[2])]
+    if programs:
+        return (defining or programs)[-1]
+    plain = "\n".join(outside).strip("\n")
+    return plain if plain.strip() and parse(plain) is not None else ""
+
+
+def parse(code: str) -> ast.Module | None:
+    """The syntax tree of model-written text, or None where it is not Python; nothing is run."""
+    try:
+        return ast.parse(code)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # NUL bytes, absurd nesting
+        return None
+
+
+def defines(code: str, name: str) -> bool:
+    """Whether a program defines `name` (function, method, class or variable), even one with a syntax error."""
+    module = parse(code)
+    if module is None:
+        return re.search(rf"^\s*(?:async\s+def|def|class)\s+{re.escape(name)}\b", code, re.MULTILINE) is not None
+    return any(getattr(n, "name", getattr(n, "id", None)) == name for n in ast.walk(module)
+               if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+               or isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
+
+
+def draw(tree: Node, feedback: bool = True) -> str:
+    """A tree as text: at each node its reward, credit and advantage, the program's first line and the feedback on it.
+
+    >>> tree = Node(0, children=[Node(1, code="def f(): return 1", reward=0.5, credit=1.0, advantage=0.7)])
+    >>> print(draw(tree))
+    problem
+    `-- turn 1  reward 0.50  credit 1.00  advantage +0.70  | def f(): return 1
+    """
+    def label(node: Node) -> str:
+        lines = node.code.strip().split("\n") if node.code.strip() else ["(no code)"]
+        more = f"  (+{len(lines) - 1} lines)" if len(lines) > 1 else ""
+        marks = "  pruned" * (not node.kept) + f"  not expanded: {node.unexpanded}" * bool(node.unexpanded)
+        return (f"turn {node.turn}  reward {node.reward:.2f}  credit {node.credit:.2f}  advantage {node.advantage:+.2f}"
+                f"{marks}  | {lines[0]}{more}")
+
+    def below(node: Node, indent: str) -> Iterator[str]:
+        for i, child in enumerate(node.children):
+            last = i == len(node.children) - 1
+            yield indent + ("`-- " if last else "|-- ") + label(child)
+            deeper = indent + ("    " if last else "|   ")
+            if feedback and child.children:
+                for line in child.feedback.split("\n"):
+                    yield deeper + "  " + line
+            yield from below(child, deeper)
+
+    return "\n".join([f"problem {tree.problem.id}" if tree.problem is not None else "problem", *below(tree, "")])
+
+
+def to_dict(node: Node) -> dict:
+    """A tree as plain data for JSON: everything but the ids, which only training needs."""
+    plain = {k: v for k, v in vars(node).items() if k not in ("children", "problem", "prompt_ids", "completion_ids")}
+    plain["problem"] = node.problem.id if node.problem is not None else None
+    return plain | {"tokens": len(node.completion_ids), "children": [to_dict(child) for child in node.children]}
+
+
+def pick_device(name: str = "auto") -> torch.device:
+    """The one place where a device is chosen: cuda, else mps, else cpu, unless named."""
+    if name != "auto":
+        return torch.device(name)
+    return torch.device("cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu")
+
+
+def autocast(device: torch.device):
+    """The one place where a dtype is chosen: bfloat16 arithmetic on CUDA, float32 elsewhere.
+
+    The weights stay float32: near 0.02 neighbouring bfloat16 numbers are 1e-4 apart, and an AdamW step of 1e-6 is lost.
+    """
+    return torch.autocast("cuda", dtype=torch.bfloat16) if device.type == "cuda" else nullcontext()
+
+
+def load_model(path: str, device: torch.device) -> tuple[torch.nn.Module, Any]:
+    """Model (float32, eval mode) and tokenizer from a folder or hub id; ValueError with one sentence if it cannot be."""
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path)
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    except (OSError, ValueError, KeyError) as error:
+        first = str(error).strip().split("\n")[0]
+        raise ValueError(f"cannot load a model from {path!r}: expected a folder made by save_pretrained or a Hugging "
+                         f"Face id that can be reached ({type(error).__name__}: {first})") from error
+    if not tokenizer.chat_template:
+        raise ValueError(f"the tokenizer of {path!r} has no chat template: refinement needs a chat (instruct) model")
+    return model.to(device).eval(), tokenizer
+
+
+def encode(tokenizer: Any, messages: Messages, enable_thinking: bool = False) -> list[int]:
+    """Token ids of a prompt, generation mark included: the template renders and tokenises in one go, so one BOS.
+
+    A special token spelt out in a message (by a model, or a test's output) is broken by a space: a text is data and
+    must not end a turn.
+    """
+    special = [str(t) for t in tokenizer.added_tokens_decoder.values() if t.special and len(str(t)) > 1]
+    for token in special:
+        messages = [m | {"content": m["content"].replace(token, token[0] + " " + token[1:])} for m in messages]
+    return list(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=False,
+                                              enable_thinking=enable_thinking))
+
+
+def make_sampler(
+    model: torch.nn.Module, tokenizer: Any, *, max_new_tokens: int, temperature: float = 1.0, top_p: float = 1.0,
+    token_budget: int = 65_536, enable_thinking: bool = False,
+) -> Callable[[list[Messages], int], list[list[Completion] | None]]:
+    """A `sample` for `build_trees` on HF `generate`; temperature 0 is greedy (n equal answers are then sampled once).
+
+    Rows are batched by length, left-padded, rows * (prompt + max_new_tokens) <= token_budget a batch. A prompt that
+    would not fit the model's context with its answer gives None. Ids are kept as sampled, the end token included.
+    """
+    device = next(model.parameters()).device
+    ends = model.generation_config.eos_token_id
+    ends = {tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])} - {None}
+    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else min(ends)
+    context = getattr(model.config, "max_position_embeddings", None) or float("inf")
+    # A checkpoint's own defaults (top_k, repetition_penalty, ...) fill every field that a call leaves unset, and the
+    # log-probabilities of training know nothing of them: so for the call the model has no defaults at all.
+    settings = GenerationConfig(max_new_tokens=max_new_tokens, do_sample=temperature > 0, top_k=0, eos_token_id=sorted(ends),
+                                pad_token_id=pad, temperature=temperature or 1.0, top_p=top_p, repetition_penalty=1.0)
+
+    @torch.no_grad()
+    def generate(rows: list[list[int]]) -> list[list[int]]:
+        width = max(map(len, rows))
+        ids = torch.tensor([[pad] * (width - len(row)) + row for row in rows], device=device)
+        mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows], device=device)
+        training, defaults = model.training, model.generation_config
+        model.eval()  # dropout would make the sampled distribution another than the trained one
+        model.generation_config = GenerationConfig(eos_token_id=sorted(ends), pad_token_id=pad)
+        try:
+            with autocast(device):
+                out = model.generate(input_ids=ids, attention_mask=mask, generation_config=settings)
+        finally:
+            model.generation_config = defaults
+            model.train(training)
+        return out[:, width:].tolist()
+
+    def sample(prompts: list[Messages], n: int) -> list[list[Completion] | None]:
+        encoded = [encode(tokenizer, messages, enable_thinking) for messages in prompts]
+        fits = [i for i, ids in enumerate(encoded) if len(ids) + max_new_tokens <= context]
+        draws = n if temperature > 0 else 1
+        rows = sorted((i for i in fits for _ in range(draws)), key=lambda i: len(encoded[i]))  # similar lengths together
+        answers: list[list[Completion] | None] = [[] if i in set(fits) else None for i in range(len(prompts))]
+        while rows:
+            size = 1
+            while size < len(rows) and (size + 1) * (len(encoded[rows[size]]) + max_new_tokens) <= token_budget:
+                size += 1
+            batch, rows = rows[:size], rows[size:]
+            for i, ids in zip(batch, generate([encoded[i] for i in batch]), strict=True):
+                length = next((k + 1 for k, token in enumerate(ids) if token in ends), len(ids))
+                ids = ids[:length]  # what follows the first end token is padding
+                text = tokenizer.decode(ids, skip_special_tokens=True)
+                answers[i].append(Completion(text, encoded[i], ids, truncated=ids[-1] not in ends))
+        return [a if a is None or draws == n else a * n for a in answers]
+
+    return sample
