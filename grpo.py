@@ -10,13 +10,16 @@ Needs torch and nothing else of this project: copy the file into yours. `python 
 B rows, P and C the longest prompt and completion among them, V the vocabulary.
 """
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 Row = tuple[Sequence[int], Sequence[int]]  # (prompt_ids, completion_ids), as sampled
+CHUNK = 2**24  # logits made at a time by rows_logprobs: 64 MB in float32
 
 
 def pad_rows(rows: Sequence[Row], pad_id: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -59,7 +62,7 @@ def token_logprobs(
     position_ids = (attention_mask.cumsum(-1) - 1).clamp(min=0)
     logits = model(input_ids, attention_mask=attention_mask, position_ids=position_ids, use_cache=False,
                    logits_to_keep=count + 1).logits[:, -count - 1 : -1]  # position P+t-1 predicts token P+t
-    return _select(logits, input_ids[:, -count:], temperature).masked_fill(~completion_mask.bool(), 0.0)
+    return _select(logits, input_ids[:, input_ids.shape[1] - count :], temperature).masked_fill(~completion_mask.bool(), 0.0)
 
 
 def grpo_loss(
@@ -145,6 +148,137 @@ def mean_stats(parts: Sequence[dict[str, Tensor]]) -> dict[str, float]:
     tokens, -logp) and clipped (a share) over all its tokens."""
     total = {name: float(sum(part[name] for part in parts)) for name in parts[0]}
     return {name: x if name in ("loss", "tokens") else x / max(total["tokens"], 1) for name, x in total.items()}
+
+
+def rows_logprobs(
+    model: Any, rows: Sequence[Row], pad_id: int, temperature: float = 1.0, packed: bool = True
+) -> tuple[Tensor, Tensor]:
+    """Log-probabilities (B, C) and mask (B, C) of rows, as `token_logprobs` of `pad_rows` gives them, on the model's
+    device; with `packed`, each token that rows have in common is computed once, in one forward and one backward.
+
+    Three rows, prompts x x, completions a b, a c and d, become the tree on the left: one sequence in depth-first order.
+
+        x - x - a - b          token     x  x  a  b  c  d      The mask shows each token its ancestors and itself, and
+                |   `- c       position  0  1  2  3  3  2      its position is its depth: it sees what it would see in
+                `- d           parent    -  0  1  2  2  1      a row of its own. Its parent's logits score it.
+
+    Only token slots of completions become logits, CHUNK values at a time, made again in the backward: [tokens, V] is
+    never held. A model that this would be wrong for (`why_padded`) gets padded rows instead, which is said once.
+    T unique tokens need a mask of T * T numbers: 64 MB in float32 for T = 4,096. `micro_batches` keeps T within a budget.
+    """
+    _check_temperature(temperature)
+    device = next(model.parameters()).device
+    reason = why_padded(model) if packed else ""
+    if packed and not reason:
+        tokens, parents, visible, slots = _merge(rows)
+        hidden = _hidden_states(model, tokens.to(device), visible.to(device))
+        reason = "" if hidden is not None else "it changes its logits after the output layer"
+    if reason:
+        warnings.warn(f"{type(model).__name__}: rows are padded, shared prefixes computed again, for {reason}")
+    if not packed or reason:
+        ids, attention_mask, mask = (t.to(device) for t in pad_rows(rows, pad_id))
+        return token_logprobs(model, ids, attention_mask, mask, temperature), mask
+
+    scored = sorted(set(sum(slots, [])))  # a token may be in several completions: it is scored once
+    column = {slot: i for i, slot in enumerate(scored)}
+    head = model.get_output_embeddings()
+
+    def score(states: Tensor, ids: Tensor) -> Tensor:
+        return _select(head(states), ids, temperature)
+
+    size = max(1, CHUNK // head.weight.shape[0])
+    pieces = [checkpoint(score, hidden[parents[part].to(device)], tokens[part].to(device), use_reentrant=False,
+                         preserve_rng_state=False) for part in torch.tensor(scored).split(size)]
+    flat = torch.cat(pieces)[torch.tensor([column[slot] for row in slots for slot in row], device=device)]
+    lengths = torch.tensor([len(row) for row in slots], device=device)
+    mask = torch.arange(int(lengths.max()), device=device) < lengths[:, None]
+    return torch.zeros(mask.shape, dtype=flat.dtype, device=device).masked_scatter(mask, flat), mask
+
+
+def micro_batches(rows: Sequence[Row], token_budget: int, packed: bool = True) -> list[list[int]]:
+    """Split rows into batches (lists of row numbers) of at most `token_budget` computed tokens each: unique tokens when
+    packed, rows times (P + C) when padded. A longer row gets a batch of its own; every row is in exactly one batch."""
+    ids = [[*prompt, *completion] for prompt, completion in rows]
+    batches: list[list[int]] = []
+    if packed:
+        total, last = 0, []
+        for i in sorted(range(len(rows)), key=ids.__getitem__):  # neighbours in this order share the most
+            new = len(ids[i]) - _shared(last, ids[i])
+            if not batches or total + new > token_budget:
+                batches.append([])
+                total, new = 0, len(ids[i])
+            batches[-1].append(i)
+            total, last = total + new, ids[i]
+    else:
+        for i in sorted(range(len(rows)), key=lambda i: -len(ids[i])):
+            batch = [*batches[-1], i] if batches else []
+            width = sum(max((len(rows[j][part]) for j in batch), default=0) for part in (0, 1))
+            if batch and len(batch) * width <= token_budget:
+                batches[-1].append(i)
+            else:
+                batches.append([i])
+    return batches
+
+
+def why_padded(model: Any) -> str:
+    """Why rows must not be packed for this model, or "" where they may: it attends fully in every layer, honours a mask
+    of four dimensions, and its output layer's result is its logits."""
+    config = model.config.get_text_config()
+    if config._attn_implementation not in ("sdpa", "eager"):
+        return f"attention {config._attn_implementation!r} takes no mask of four dimensions"
+    kinds = getattr(config, "layer_types", None)
+    windows = [name for name in ("sliding_window", "attention_chunk_size") if getattr(config, name, None)]
+    if set(kinds) != {"full_attention"} if kinds else windows:
+        return f"not every layer has full attention ({', '.join(sorted(set(kinds)) if kinds else windows)})"
+    return ""
+
+
+def _merge(rows: Sequence[Row]) -> tuple[Tensor, Tensor, Tensor, list[list[int]]]:
+    """Rows as one tree: tokens (T,), parents (T,), visible (T, T) bool, and the slots of each row's completion."""
+    tokens: list[int] = []
+    parents: list[int] = []
+    slots: list[list[int]] = [[]] * len(rows)
+    ids = [[*prompt, *completion] for prompt, completion in rows]
+    path, last = [], []
+    for i in sorted(range(len(rows)), key=ids.__getitem__):  # in this order a row's longest match is the one before it
+        path = path[: _shared(last, ids[i])]
+        for token in ids[i][len(path) :]:
+            parents.append(path[-1] if path else -1)
+            path.append(len(tokens))
+            tokens.append(token)
+        slots[i], last = path[len(rows[i][0]) :], ids[i]
+    visible = torch.eye(len(tokens), dtype=torch.bool)
+    for slot, parent in enumerate(parents):
+        if parent >= 0:
+            visible[slot] |= visible[parent]
+    return torch.tensor(tokens), torch.tensor(parents), visible, slots
+
+
+def _shared(a: Sequence[int], b: Sequence[int]) -> int:
+    """Length of the common prefix."""
+    return next((i for i, (x, y) in enumerate(zip(a, b)) if x != y), min(len(a), len(b)))
+
+
+def _hidden_states(model: Any, tokens: Tensor, visible: Tensor) -> Tensor | None:
+    """What the output layer would see at each token, (T, hidden); None if its result is not what the model returns.
+
+    The layer is shown one position only, whatever the model's own name for its body is."""
+    head, seen = model.get_output_embeddings(), []
+
+    def first_position_only(_: Any, args: tuple[Tensor, ...]) -> Tensor:
+        seen.append(args[0])
+        return args[0][:, :1]
+
+    mask = torch.zeros_like(visible, dtype=model.dtype).masked_fill(~visible, torch.finfo(model.dtype).min)
+    hook = head.register_forward_pre_hook(first_position_only)
+    try:
+        logits = model(tokens[None], attention_mask=mask[None, None], position_ids=visible.sum(1)[None] - 1,
+                       use_cache=False).logits
+    finally:
+        hook.remove()
+    with torch.no_grad():
+        same = torch.equal(head(seen[0][:, :1]), logits)
+    return seen[0][0] if same else None
 
 
 def _check_temperature(temperature: float) -> None:
