@@ -1,10 +1,10 @@
 """GRPO's objective: log-probabilities of the completions under a model, and the clipped loss over them.
 
-In: rows (prompt_ids, completion_ids) exactly as they were sampled, and one advantage a row.
-Out: a loss to call `.backward()` on, and what to log about it. A row is one attempt of the rollout tree under the prompt
-it was sampled from; prompt, earlier attempts and feedback carry no loss. Nothing here re-tokenises text, reads a pad
-token's value, or touches the model's train / eval flag: dropout in train mode makes the ratio wander off 1, so the
-caller scores old, reference and new log-probabilities with dropout off.
+In: rows (prompt_ids, completion_ids) exactly as they were sampled, and one advantage a row. A row is one attempt of the
+rollout tree under the prompt it was sampled from: prompt, earlier attempts and feedback carry no loss.
+Out: a loss to call `.backward()` on, and what to log about it. First `pad_rows`, `token_logprobs` and `grpo_loss`, the
+whole of it; then `rows_logprobs`, the same numbers with shared prefixes computed once.
+The train / eval flag is the caller's: with dropout on, old and new log-probabilities differ before any update.
 
 Needs torch and nothing else of this project: copy the file into yours. `python grpo.py` prints an example.
 B rows, P and C the longest prompt and completion among them, V the vocabulary.
@@ -52,17 +52,17 @@ def token_logprobs(
 
         logp[i, t] = log softmax( logits[i, P+t-1] / temperature )[ input_ids[i, P+t] ]       0 where the mask is False
 
-    model: any Hugging Face causal LM. Only the C+1 last positions ever become logits (B, C+1, V). The softmax is done in
-    float32 whatever the model's type (float64 for a float64 model): in bfloat16 it is off by several percent.
+    model: any Hugging Face causal LM. Only its last C+1 positions become logits, (B, C+1, V). The softmax is float32
+    whatever the model's type (float64 for a float64 model): in bfloat16 it is off by several percent.
     ValueError: temperature not above 0 (greedy decoding has no distribution to score).
     """
-    _check_temperature(temperature)
     count = completion_mask.shape[1]
     # Positions count real tokens only. Without them, left padding shifts every learned position embedding.
     position_ids = (attention_mask.cumsum(-1) - 1).clamp(min=0)
     logits = model(input_ids, attention_mask=attention_mask, position_ids=position_ids, use_cache=False,
                    logits_to_keep=count + 1).logits[:, -count - 1 : -1]  # position P+t-1 predicts token P+t
-    return _select(logits, input_ids[:, input_ids.shape[1] - count :], temperature).masked_fill(~completion_mask.bool(), 0.0)
+    completions = input_ids[:, input_ids.shape[1] - count :]
+    return _select(logits, completions, temperature).masked_fill(~completion_mask.bool(), 0.0)
 
 
 def grpo_loss(
@@ -84,9 +84,9 @@ def grpo_loss(
         rho = exp(logp - old_logp),  k3 = exp(d) - d - 1 with d = ref_logp - logp
         loss = sum over tokens of  w * ( -min(rho * A, clip(rho, 1 - clip_low, 1 + clip_high) * A) + beta * k3 )
 
-    logp, old_logp, ref_logp, mask: (B, C); advantages, weights: (B,). Only logp receives a gradient. old_logp=None means
-    one update per batch: old is logp itself, rho is 1. With rho = 1 and advantages that sum to 0 the loss is about 0
-    while its gradient is not: a loss of 0 does not mean that nothing is learned.
+    logp, old_logp, ref_logp, mask: (B, C); advantages, weights: (B,). Only logp receives a gradient. old_logp=None
+    means one update per batch: old is logp itself, rho is 1. Then, as the advantages of a group sum to 0, the loss is
+    about 0 while its gradient is not: a loss of 0 does not mean that nothing is learned.
 
     w = 1 / (length of the row * denominator)   norm "sequence": mean over tokens, then over rows; denominator = rows
     w = 1 / denominator                         norm "token": all tokens alike; denominator = tokens
@@ -98,25 +98,21 @@ def grpo_loss(
 
     stats: detached sums over the tokens, so they add up over micro-batches; `mean_stats` makes means of them. "clipped"
     counts tokens whose clipped branch is the active one (no gradient), not all those whose ratio is outside the band.
-    ValueError: shapes that do not fit, an unknown norm, beta without ref_logp. NaN or inf in a real token shows in loss.
+    A NaN in a real token shows in the loss. ValueError: shapes that do not fit, an unknown norm, beta without ref_logp.
     """
-    mask = mask.bool()
-    for name, tensor in (("old_logp", old_logp), ("ref_logp", ref_logp), ("mask", mask)):
-        if tensor is not None and tensor.shape != logp.shape:
-            raise ValueError(f"{name} must have the shape of logp, {tuple(logp.shape)}, not {tuple(tensor.shape)}")
-    for name, tensor in (("advantages", advantages), ("weights", weights)):
-        if tensor is not None and tensor.shape != logp.shape[:1]:
-            raise ValueError(f"{name} must hold one number a row, ({len(logp)},), not {tuple(tensor.shape)}")
+    shapes = {"old_logp": (old_logp, logp.shape), "ref_logp": (ref_logp, logp.shape), "mask": (mask, logp.shape),
+              "advantages": (advantages, logp.shape[:1]), "weights": (weights, logp.shape[:1])}
+    for name, (tensor, shape) in shapes.items():
+        if tensor is not None and tensor.shape != shape:
+            raise ValueError(f"{name} must have shape {tuple(shape)}, to go with logp, not {tuple(tensor.shape)}")
     if norm not in ("sequence", "token", "constant"):
         raise ValueError(f'unknown norm {norm!r}: use "sequence", "token" or "constant"')
-    if norm == "constant" and denominator is None:
-        raise ValueError('norm "constant" needs denominator = rows of the whole update * a fixed length')
-    if denominator is not None and not denominator > 0:
-        raise ValueError(f"denominator must be above 0, not {denominator}")
+    if (norm == "constant" and denominator is None) or (denominator is not None and not denominator > 0):
+        raise ValueError(f'norm "{norm}" needs a denominator above 0 (of the whole update), not {denominator}')
     if beta and ref_logp is None:
         raise ValueError("beta > 0 needs ref_logp, the reference model's log-probabilities")
 
-    # Padding is zeroed before exp, so that whatever stands there reaches neither the loss nor the gradient.
+    mask = mask.bool()  # padding is zeroed before exp: what stands there reaches neither the loss nor the gradient
     old = logp.detach() if old_logp is None else old_logp.detach()
     ratio = (logp - old).masked_fill(~mask, 0.0).exp()
     A = advantages.to(logp)[:, None]
@@ -153,124 +149,95 @@ def mean_stats(parts: Sequence[dict[str, Tensor]]) -> dict[str, float]:
 def rows_logprobs(
     model: Any, rows: Sequence[Row], pad_id: int, temperature: float = 1.0, packed: bool = True
 ) -> tuple[Tensor, Tensor]:
-    """Log-probabilities (B, C) and mask (B, C) of rows, as `token_logprobs` of `pad_rows` gives them, on the model's
-    device; with `packed`, each token that rows have in common is computed once, in one forward and one backward.
+    """Log-probabilities and mask of rows, both (B, C), on the model's device: what `token_logprobs` of `pad_rows` gives;
+    `packed` computes the tokens that rows have in common once, in one forward and one backward.
 
-    Three rows, prompts x x, completions a b, a c and d, become the tree on the left: one sequence in depth-first order.
+    Three rows, prompts x y, x y and x, completions a b, a c and d, are one tree and become one sequence:
 
-        x - x - a - b          token     x  x  a  b  c  d      The mask shows each token its ancestors and itself, and
-                |   `- c       position  0  1  2  3  3  2      its position is its depth: it sees what it would see in
-                `- d           parent    -  0  1  2  2  1      a row of its own. Its parent's logits score it.
+        x - y - a - b      token     x  y  a  b  c  d      The mask shows a token its ancestors and itself, and its
+         \       \- c      parent    -  0  1  2  2  0      position is its depth, so that it cannot tell the tree from
+          \- d             position  0  1  2  3  3  1      its own row. Its parent's logits score it.
 
-    Only token slots of completions become logits, CHUNK values at a time, made again in the backward: [tokens, V] is
-    never held. A model that this would be wrong for (`why_padded`) gets padded rows instead, which is said once.
-    T unique tokens need a mask of T * T numbers: 64 MB in float32 for T = 4,096. `micro_batches` keeps T within a budget.
+    Of the logits, at most CHUNK numbers exist at a time: each chunk is made again in the backward. The mask of T tokens
+    holds T * T numbers, 64 MB in float32 for T = 4,096: `micro_batches` keeps T within a budget. A model for which all
+    this would be wrong (`why_padded`) gets padded rows, and a warning says why.
     """
-    _check_temperature(temperature)
     device = next(model.parameters()).device
-    reason = why_padded(model) if packed else ""
+    reason, states = why_padded(model) if packed else "", None
     if packed and not reason:
         tokens, parents, visible, slots = _merge(rows)
-        hidden = _hidden_states(model, tokens.to(device), visible.to(device))
-        reason = "" if hidden is not None else "it changes its logits after the output layer"
+        states = _last_states(model, tokens.to(device), visible.to(device))
+        reason = "" if states is not None else "it changes its logits after the output layer"
     if reason:
-        warnings.warn(f"{type(model).__name__}: rows are padded, shared prefixes computed again, for {reason}")
-    if not packed or reason:
-        ids, attention_mask, mask = (t.to(device) for t in pad_rows(rows, pad_id))
+        warnings.warn(f"{type(model).__name__} gets padded rows, shared prefixes are computed again: {reason}")
+    if states is None:
+        ids, attention_mask, mask = (tensor.to(device) for tensor in pad_rows(rows, pad_id))
         return token_logprobs(model, ids, attention_mask, mask, temperature), mask
 
-    scored = sorted(set(sum(slots, [])))  # a token may be in several completions: it is scored once
-    column = {slot: i for i, slot in enumerate(scored)}
     head = model.get_output_embeddings()
-
-    def score(states: Tensor, ids: Tensor) -> Tensor:
-        return _select(head(states), ids, temperature)
-
-    size = max(1, CHUNK // head.weight.shape[0])
-    pieces = [checkpoint(score, hidden[parents[part].to(device)], tokens[part].to(device), use_reentrant=False,
-                         preserve_rng_state=False) for part in torch.tensor(scored).split(size)]
-    flat = torch.cat(pieces)[torch.tensor([column[slot] for row in slots for slot in row], device=device)]
-    lengths = torch.tensor([len(row) for row in slots], device=device)
+    chunks = torch.tensor(sum(slots, []), dtype=torch.long).split(max(1, CHUNK // head.weight.shape[0]))
+    scores = [checkpoint(lambda *of: _select(head(of[0]), of[1], temperature), states[parents[at].to(device)],
+                         tokens[at].to(device), use_reentrant=False, preserve_rng_state=False) for at in chunks]
+    lengths = torch.tensor([len(completion) for _, completion in rows], device=device)
     mask = torch.arange(int(lengths.max()), device=device) < lengths[:, None]
-    return torch.zeros(mask.shape, dtype=flat.dtype, device=device).masked_scatter(mask, flat), mask
+    flat = torch.cat(scores)  # row after row, which is the order in which masked_scatter fills the mask
+    return flat.new_zeros(mask.shape).masked_scatter(mask, flat), mask
 
 
 def micro_batches(rows: Sequence[Row], token_budget: int, packed: bool = True) -> list[list[int]]:
-    """Split rows into batches (lists of row numbers) of at most `token_budget` computed tokens each: unique tokens when
-    packed, rows times (P + C) when padded. A longer row gets a batch of its own; every row is in exactly one batch."""
+    """Split rows into batches, lists of row numbers, that compute at most `token_budget` tokens each: unique tokens if
+    packed (pass `not why_padded(model)`), else rows * (P + C). A longer row is a batch of its own; none is left out."""
     ids = [[*prompt, *completion] for prompt, completion in rows]
     batches: list[list[int]] = []
-    if packed:
-        total, last = 0, []
-        for i in sorted(range(len(rows)), key=ids.__getitem__):  # neighbours in this order share the most
-            new = len(ids[i]) - _shared(last, ids[i])
-            if not batches or total + new > token_budget:
-                batches.append([])
-                total, new = 0, len(ids[i])
-            batches[-1].append(i)
-            total, last = total + new, ids[i]
-    else:
-        for i in sorted(range(len(rows)), key=lambda i: -len(ids[i])):
-            batch = [*batches[-1], i] if batches else []
-            width = sum(max((len(rows[j][part]) for j in batch), default=0) for part in (0, 1))
-            if batch and len(batch) * width <= token_budget:
-                batches[-1].append(i)
-            else:
-                batches.append([i])
+    # Packed: in the order of their ids, neighbours share the most. Padded: of one length, rows need no padding.
+    for i in sorted(range(len(rows)), key=ids.__getitem__ if packed else lambda i: -len(ids[i])):
+        batch = [*batches[-1], i] if batches else [i]
+        if packed and len(batch) > 1:
+            last = ids[batch[-2]]
+            size += len(ids[i]) - next((n for n, (x, y) in enumerate(zip(last, ids[i])) if x != y), len(last))
+        else:
+            size = len(batch) * sum(max(len(rows[j][part]) for j in batch) for part in (0, 1))
+        if len(batch) > 1 and size <= token_budget:
+            batches[-1] = batch
+        else:
+            batches.append([i])
+            size = len(ids[i])
     return batches
 
 
 def why_padded(model: Any) -> str:
-    """Why rows must not be packed for this model, or "" where they may: it attends fully in every layer, honours a mask
-    of four dimensions, and its output layer's result is its logits."""
+    """Why rows must not be packed for this model, or "": it attends fully in every layer, and takes a 4-D mask."""
     config = model.config.get_text_config()
-    if config._attn_implementation not in ("sdpa", "eager"):
-        return f"attention {config._attn_implementation!r} takes no mask of four dimensions"
-    kinds = getattr(config, "layer_types", None)
-    windows = [name for name in ("sliding_window", "attention_chunk_size") if getattr(config, name, None)]
-    if set(kinds) != {"full_attention"} if kinds else windows:
-        return f"not every layer has full attention ({', '.join(sorted(set(kinds)) if kinds else windows)})"
-    return ""
+    if config._attn_implementation not in ("sdpa", "eager") or not model._supports_attention_backend:
+        return f"its attention ({config._attn_implementation}) takes no mask of four dimensions"
+    windows = {name for name in ("sliding_window", "attention_chunk_size") if getattr(config, name, None)}
+    partial = set(getattr(config, "layer_types", None) or windows) - {"full_attention"}
+    return f"not every layer has full attention ({', '.join(sorted(partial))})" if partial else ""
 
 
 def _merge(rows: Sequence[Row]) -> tuple[Tensor, Tensor, Tensor, list[list[int]]]:
-    """Rows as one tree: tokens (T,), parents (T,), visible (T, T) bool, and the slots of each row's completion."""
-    tokens: list[int] = []
-    parents: list[int] = []
-    slots: list[list[int]] = [[]] * len(rows)
-    ids = [[*prompt, *completion] for prompt, completion in rows]
-    path, last = [], []
-    for i in sorted(range(len(rows)), key=ids.__getitem__):  # in this order a row's longest match is the one before it
-        path = path[: _shared(last, ids[i])]
-        for token in ids[i][len(path) :]:
-            parents.append(path[-1] if path else -1)
-            path.append(len(tokens))
-            tokens.append(token)
-        slots[i], last = path[len(rows[i][0]) :], ids[i]
+    """Rows as one tree: tokens (T,), parents (T,), visible (T, T) bool, and where each row's completion is in it."""
+    slot_of: dict[tuple[int, int], int] = {}  # (parent's slot, token) -> slot; parents come before their children
+    slots = []
+    for prompt, completion in rows:
+        path = [-1]
+        for token in (*prompt, *completion):
+            path.append(slot_of.setdefault((path[-1], token), len(slot_of)))
+        slots.append(path[1 + len(prompt) :])
+    parents, tokens = (torch.tensor(column) for column in zip(*slot_of))
     visible = torch.eye(len(tokens), dtype=torch.bool)
-    for slot, parent in enumerate(parents):
+    for slot, parent in enumerate(parents.tolist()):
         if parent >= 0:
             visible[slot] |= visible[parent]
-    return torch.tensor(tokens), torch.tensor(parents), visible, slots
+    return tokens, parents, visible, slots
 
 
-def _shared(a: Sequence[int], b: Sequence[int]) -> int:
-    """Length of the common prefix."""
-    return next((i for i, (x, y) in enumerate(zip(a, b)) if x != y), min(len(a), len(b)))
-
-
-def _hidden_states(model: Any, tokens: Tensor, visible: Tensor) -> Tensor | None:
-    """What the output layer would see at each token, (T, hidden); None if its result is not what the model returns.
-
-    The layer is shown one position only, whatever the model's own name for its body is."""
+def _last_states(model: Any, tokens: Tensor, visible: Tensor) -> Tensor | None:
+    """What reaches the output layer at each token, (T, hidden); None if the model does not return that layer's result
+    as it is. The layer is shown the first position only, so that no other logits are made."""
     head, seen = model.get_output_embeddings(), []
-
-    def first_position_only(_: Any, args: tuple[Tensor, ...]) -> Tensor:
-        seen.append(args[0])
-        return args[0][:, :1]
-
+    hook = head.register_forward_pre_hook(lambda _, args: seen.append(args[0]) or args[0][:, :1])
     mask = torch.zeros_like(visible, dtype=model.dtype).masked_fill(~visible, torch.finfo(model.dtype).min)
-    hook = head.register_forward_pre_hook(first_position_only)
     try:
         logits = model(tokens[None], attention_mask=mask[None, None], position_ids=visible.sum(1)[None] - 1,
                        use_cache=False).logits
@@ -281,12 +248,32 @@ def _hidden_states(model: Any, tokens: Tensor, visible: Tensor) -> Tensor | None
     return seen[0][0] if same else None
 
 
-def _check_temperature(temperature: float) -> None:
-    if not temperature > 0:
-        raise ValueError(f"temperature must be above 0 to score tokens, not {temperature}")
-
-
 def _select(logits: Tensor, ids: Tensor, temperature: float) -> Tensor:
     """log softmax(logits / temperature) at `ids`: (..., V) and (...) -> (...), in float32 or better."""
+    if not temperature > 0:
+        raise ValueError(f"temperature must be above 0 to score tokens, not {temperature}")
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
     return logits.gather(-1, ids[..., None]).squeeze(-1) - logits.logsumexp(-1)
+
+
+def _example() -> None:
+    """The clip and the KL penalty on four tokens, one a row."""
+    print("A token's probability is rho times its old one. The clip (0.2) ends the gradient of a token that already went\n"
+          "far enough the way its advantage A asks for; one that went the wrong way keeps it.\n\n"
+          "  rho   A    loss  gradient (by logp)")
+    for rho, A in ((1.5, 1.0), (1.5, -1.0), (0.5, 1.0), (0.5, -1.0)):
+        logp = torch.tensor([[rho]]).log().requires_grad_()
+        loss, stats = grpo_loss(logp, torch.zeros(1, 1), torch.tensor([A]), torch.ones(1, 1))
+        loss.backward()
+        print(f"  {rho:.1f}  {A:+.0f}   {loss:+.2f}  {logp.grad.item():+.2f}  {'clipped' if stats['clipped'] else ''}".rstrip())
+    print("\nThe KL penalty k3 pulls towards the reference and is never negative (beta = 1, no advantage):\n\n"
+          "  reference - logp    loss  gradient")
+    for d in (0.6931, 0.0, -0.6931):
+        logp = torch.zeros(1, 1, requires_grad=True)
+        loss, _ = grpo_loss(logp, None, torch.zeros(1), torch.ones(1, 1), beta=1.0, ref_logp=torch.full((1, 1), d))
+        loss.backward()
+        print(f"  {d:+16.4f}  {loss:.4f}  {logp.grad.item() + 0.0:+.2f}")
+
+
+if __name__ == "__main__":
+    _example()

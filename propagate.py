@@ -9,16 +9,14 @@ Needs numpy and nothing else of this project: copy the file into yours. `python 
 """
 
 import math
-from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
-# Credits of one group that lie within SAME of each other count as equal: they come out of means, and rounding must not
-# become a signal once it is divided by a standard deviation of the same tiny size.
-SAME = 1e-9
+SAME = 1e-9  # credits of a group this close are equal: rounding, divided by a std of its own size, looks like signal
 
 
 def mars(node: Any) -> float:
@@ -39,7 +37,7 @@ def mers(node: Any, turns: int, gamma: float) -> float:
 
     ValueError: `gamma` outside [0, 1]; `turns` not a whole number of at least 1, or a node at turn S has children.
     """
-    return _leaves_first(node, _mean_rule(turns, gamma))[-1][1]
+    return _leaves_first(node, partial(_mean_rule, turns=turns, gamma=gamma))[-1][1]
 
 
 def propagate(tree: Any, rule: str = "mars", turns: int | None = None, gamma: float = 1.0) -> None:
@@ -56,12 +54,11 @@ def propagate(tree: Any, rule: str = "mars", turns: int | None = None, gamma: fl
     >>> propagate(repaired, "mers", turns=2, gamma=0.9); repaired.credit
     0.225
     """
-    if rule not in ("mars", "mers", "none"):
-        raise ValueError(f'unknown credit rule {rule!r}: use "mars", "mers" or "none"')
-    if rule == "mers" and turns is None:
-        raise ValueError('rule "mers" needs turns, the number S of turns in the tree; pass turns=S')
-    step = _mean_rule(turns, gamma) if rule == "mers" else _max_rule if rule == "mars" else _own_rule
-    for node, credit in _leaves_first(tree, step):
+    mean_rule = partial(_mean_rule, turns=turns, gamma=gamma)
+    rules = {"mars": _max_rule, "mers": mean_rule, "none": lambda node, reward, below: reward}
+    if rule not in rules:
+        raise ValueError(f"unknown credit rule {rule!r}: use one of {', '.join(rules)}")
+    for node, credit in _leaves_first(tree, rules[rule]):
         node.credit = credit
 
 
@@ -72,12 +69,14 @@ def group_advantages(credits: Sequence[float], scale: bool = True, eps: float = 
 
     `credits` are those of one group: siblings, never nodes of another prompt. ddof=0 is the population's std (ours),
     ddof=1 the sample's (TRL's). A group of one, or of equal credits (within 1e-9), gets exactly 0: it teaches nothing.
-    ValueError: a credit that is not finite.
+    ValueError: a credit that is not finite, another ddof.
 
     >>> [round(a, 2) for a in group_advantages([1, 0, 0, 0])]
     [1.73, -0.58, -0.58, -0.58]
     """
-    values = _finite(credits)
+    if ddof not in (0, 1):
+        raise ValueError(f"ddof is 0 (std of the population) or 1 (of a sample), not {ddof}")
+    values = _array(credits)
     if not _has_spread(values):
         return [0.0] * len(values)
     centred = values - values.mean()
@@ -85,46 +84,59 @@ def group_advantages(credits: Sequence[float], scale: bool = True, eps: float = 
 
 
 def inter_prune(groups: Sequence[Sequence[Any]], budget: int | None) -> list[Sequence[Any]]:
-    """InterP: keep the `budget` groups whose credits differ most, in the order given.
+    """InterP: keep the `budget` groups whose credits differ most (largest std of `.credit`), in the order given.
 
-    Ranked by std of `.credit`; ties go to the earlier turn, then to the earlier group. Groups of equal credits are
-    dropped first, so that fewer than `budget` groups, or none, may be left. None keeps every group, equal ones too.
-    ValueError: a budget below 1.
+    Ties go to the earlier turn, then to the earlier group. Groups of equal credits are dropped first, so that fewer
+    than `budget` groups, or none, may be left. None keeps every group, equal ones too. ValueError: a budget below 1.
     """
-    if not _limits(budget):
+    _check_budget(budget)
+    if budget is None:
         return list(groups)
-    # Sorting inside a group and rounding make mathematical ties ([0, 0, 1] and [1, 1, 0]) ties in floats too.
-    spreads = [round(float(np.std(sorted(_credits(group)))), 12) if group else 0.0 for group in groups]
-    alive = [i for i, group in enumerate(groups) if _has_spread(_credits(group))]
-    kept = sorted(alive, key=lambda i: (-spreads[i], groups[i][0].turn, i))[:budget]
-    return [groups[i] for i in sorted(kept)]
+    # Sorted and rounded, so that mathematical ties, [0, 0, 1] and [1, 1, 0], are ties in floats too.
+    credits = [np.sort(_array([node.credit for node in group])) for group in groups]
+    ranks = [(-round(float(c.std()), 12), groups[i][0].turn, i) for i, c in enumerate(credits) if _has_spread(c)]
+    return [groups[i] for i in sorted(i for _, _, i in sorted(ranks)[:budget])]
 
 
 def intra_prune(group: Sequence[Any], budget: int | None) -> list[Any]:
-    """IntraP: keep the `budget` members of one group whose credits have the largest variance, in their old order.
+    """IntraP: keep the `budget` members of one group whose credits have the largest variance, in the order given.
 
     The best subset is always some k highest and budget - k lowest credits, so sorting and trying every k is exact.
-    In the sorted credits, read as a ring, each such subset is one window: two running sums give every variance.
-    Ties go to the earlier positions. None keeps all. ValueError: a budget below 1. (A budget of 1 keeps one member,
-    whose advantage is then 0.)
+    Ties go to the earlier positions. None keeps all. ValueError: a budget below 1. (1 keeps one member, advantage 0.)
     """
-    credits = _credits(group)
-    if not _limits(budget) or budget >= len(group):
+    _check_budget(budget)
+    credits = _array([node.credit for node in group])
+    if budget is None or budget >= len(group):
         return list(group)
-    order = np.sort(credits)
-    ring = np.concatenate([order, order]) - order.mean()  # centred: no cancellation in the difference of squares
-    sums, squares = (np.concatenate([[0.0], np.cumsum(ring**power)]) for power in (1, 2))
-    starts = len(group) - np.arange(budget + 1)  # the window that starts at n - k holds the k highest
-    variance = (squares[starts + budget] - squares[starts]) / budget
-    variance -= ((sums[starts + budget] - sums[starts]) / budget) ** 2
-    best = {tuple(np.sort(np.roll(order, -s)[:budget])) for s in starts[variance >= variance.max() - 1e-12]}
-    return [group[i] for i in min(_earliest(credits, wanted) for wanted in best)]
+    lowest = np.argsort(credits, kind="stable").tolist()  # stable: equal credits stay in order of position
+    highest = np.argsort(-credits, kind="stable").tolist()
+
+    def subset(k: int) -> list[int]:
+        low = set(lowest[: budget - k])
+        return sorted(low.union([i for i in highest if i not in low][:k]))
+
+    best = min(map(subset, range(budget + 1)), key=lambda kept: (-round(float(credits[kept].var()), 12), kept))
+    return [group[i] for i in best]
 
 
-Rule = Callable[[Any, float, list[float]], float]  # (node, its own reward, its children's credits) -> its credit
+def _max_rule(node: Any, reward: float, below: list[float]) -> float:
+    return max([reward, *below])
 
 
-def _leaves_first(root: Any, rule: Rule) -> list[tuple[Any, float]]:
+def _mean_rule(node: Any, reward: float, below: list[float], turns: int | None, gamma: float) -> float:
+    if not isinstance(turns, int) or turns < 1:
+        raise ValueError(f"MERS needs turns, the paper's S, as a whole number of at least 1, not {turns!r}")
+    if not 0 <= gamma <= 1:
+        raise ValueError(f"gamma must lie in [0, 1], not {gamma}: it discounts what the children reach")
+    if not below:
+        return reward
+    if node.turn >= turns:
+        raise ValueError(f"a node of turn {node.turn} has children, but turns is {turns}: pass the tree's own S")
+    # fsum rounds once, so that the mean does not depend on the order of the siblings
+    return (reward + gamma * math.fsum(below) / len(below)) / (turns - node.turn + 1)
+
+
+def _leaves_first(root: Any, rule: Callable[[Any, float, list[float]], float]) -> list[tuple[Any, float]]:
     """(node, credit) of every node, children before parents, root last; a loop, so that no tree is too deep."""
     nodes = [root]
     for node in nodes:  # grows while it is read: breadth first, which reversed puts every child before its parent
@@ -138,87 +150,43 @@ def _leaves_first(root: Any, rule: Rule) -> list[tuple[Any, float]]:
     return [(node, credit[id(node)]) for node in reversed(nodes)]
 
 
-def _own_rule(node: Any, reward: float, below: list[float]) -> float:
-    return reward
-
-
-def _max_rule(node: Any, reward: float, below: list[float]) -> float:
-    return max([reward, *below])
-
-
-def _mean_rule(turns: int, gamma: float) -> Rule:
-    if not 0 <= gamma <= 1:
-        raise ValueError(f"gamma must lie in [0, 1], not {gamma}: it discounts what the children reach")
-    if not isinstance(turns, int) or turns < 1:
-        raise ValueError(f"turns must be a whole number of at least 1 (the paper's S), not {turns!r}")
-
-    def rule(node: Any, reward: float, below: list[float]) -> float:
-        if not below:
-            return reward
-        if node.turn >= turns:
-            raise ValueError(f"a node of turn {node.turn} has children, but turns is {turns}: pass the tree's own S")
-        # fsum rounds once, so the mean does not depend on the order of the siblings
-        return (reward + gamma * math.fsum(below) / len(below)) / (turns - node.turn + 1)
-
-    return rule
-
-
-def _finite(credits: Sequence[float]) -> np.ndarray:
+def _array(credits: Sequence[float]) -> np.ndarray:
     values = np.asarray(credits, dtype=np.float64)
     if values.ndim != 1 or not np.isfinite(values).all():
-        raise ValueError(f"credits must be a flat list of finite numbers, one per member of a group, not {credits}")
+        raise ValueError(f"credits must be a flat list of finite numbers, one per member of the group, not {credits}")
     return values
 
 
-def _credits(group: Sequence[Any]) -> np.ndarray:
-    return _finite([node.credit for node in group])
+def _has_spread(credits: np.ndarray) -> bool:
+    return len(credits) > 1 and bool(np.ptp(credits) > SAME)
 
 
-def _has_spread(values: np.ndarray) -> bool:
-    return len(values) > 1 and float(values.max() - values.min()) > SAME
-
-
-def _limits(budget: int | None) -> bool:
+def _check_budget(budget: int | None) -> None:
     if budget is not None and (not isinstance(budget, int) or budget < 1):
         raise ValueError(f"a pruning budget is None (keep all) or a whole number of at least 1, not {budget!r}")
-    return budget is not None
-
-
-def _earliest(credits: np.ndarray, wanted: Sequence[float]) -> list[int]:
-    """The first positions that together hold the values `wanted`."""
-    left, positions = Counter(wanted), []
-    for i, credit in enumerate(credits.tolist()):
-        if left[credit] > 0:
-            left[credit] -= 1
-            positions.append(i)
-    return positions
 
 
 def _example() -> None:
-    """The worked example of the specification: S = 2 turns, groups of G = 3, gamma = 0.9."""
-    def group(turn, **rewards):
-        return [SimpleNamespace(name=n, turn=turn, reward=r, children=[]) for n, r in rewards.items()]
+    """The specification's worked example, S = 2 turns, groups of G = 3, gamma = 0.9, step by step."""
+    def group(turn: int, **rewards: float) -> list[Any]:
+        return [SimpleNamespace(name=name, turn=turn, reward=r, children=[]) for name, r in rewards.items()]
 
-    root = SimpleNamespace(name="x", turn=0, reward=None, children=group(1, a=0.5, b=0.0, c=1.0))
+    root = SimpleNamespace(turn=0, reward=None, children=group(1, a=0.5, b=0.0, c=1.0))
     a, b, c = root.children
     a.children, b.children = group(2, a1=0.5, a2=0.0, a3=0.5), group(2, b1=1.0, b2=0.0, b3=0.0)
     groups = [root.children, a.children, b.children]
-    print("Two turns, three attempts a prompt. c is solved at once, b on the second try, a never.\n")
-    print("attempt  turn  reward  MERS    MARS   advantage of: reward   MARS credit")
-    columns = []
-    for rule in ("mers", "none", "mars"):
+    cells = {node.name: f"{node.name:<8} {node.turn}   {node.reward:6.2f}" for node in sum(groups, [])}
+    for rule in ("none", "mers", "mars"):
         propagate(root, rule, turns=2, gamma=0.9)
-        advantages = [group_advantages([node.credit for node in siblings]) for siblings in groups]
-        columns.append({n.name: (n.credit, adv) for g, advs in zip(groups, advantages) for n, adv in zip(g, advs)})
-    for node in sum(groups, []):
-        (mers_credit, _), (_, plain), (mars_credit, retro) = (column[node.name] for column in columns)
-        print(f"{node.name:<7}  {node.turn}     {node.reward:<6.2f}  {mers_credit:<6.4g}  {mars_credit:<6.2f}"
-              f" {plain:>+19.2f}   {retro:>+11.2f}")
-    names = lambda nodes: " ".join(node.name for node in nodes)
-    print("\nBy its own reward b is the worst of its group; by MARS it is as good as c, for the feedback on it led to"
-          "\na solution. Pruning, on MARS credit:\n")
-    print("InterP, 2 groups: ", " | ".join(names(g) for g in inter_prune(groups, 2)))
-    print("IntraP, 2 members:", " | ".join(names(intra_prune(g, 2)) for g in groups))
+        for siblings in groups:
+            for node, advantage in zip(siblings, group_advantages([node.credit for node in siblings])):
+                cells[node.name] += ("" if rule == "none" else f"   {node.credit:5.4g}") + f" {advantage:+6.2f}"
+    print("c is solved at once, b on its second try, a never. Advantages A are taken within groups of siblings.\n\n"
+          "attempt turn reward      A    MERS      A    MARS      A", *cells.values(), sep="\n")
+    print("\nBy its own reward b is the worst of its group; by MARS it is as good as c, because the feedback on it\n"
+          "led to a solution. Pruning on MARS credit:")
+    print("InterP keeps 2 groups: ", " | ".join(" ".join(n.name for n in g) for g in inter_prune(groups, 2)))
+    print("IntraP keeps 2 members:", " | ".join(" ".join(n.name for n in intra_prune(g, 2)) for g in groups))
 
 
 if __name__ == "__main__":
