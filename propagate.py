@@ -115,7 +115,9 @@ def intra_prune(group: Sequence[Any], budget: int | None) -> list[Any]:
         low = set(lowest[: budget - k])
         return sorted(low.union([i for i in highest if i not in low][:k]))
 
-    best = min(map(subset, range(budget + 1)), key=lambda kept: (-round(float(credits[kept].var()), 12), kept))
+    # The first members stand for a budget of 1, where every choice has variance 0; otherwise they win only on a tie.
+    candidates = [list(range(budget)), *map(subset, range(budget + 1))]
+    best = min(candidates, key=lambda kept: (-round(float(credits[kept].var()), 12), kept))
     return [group[i] for i in best]
 
 

@@ -1,0 +1,352 @@
+"""Facts about credit, advantages and pruning. Trees here are made by hand or by hypothesis; no node is a tree.Node."""
+
+import ast
+import shutil
+import statistics
+import subprocess
+import sys
+from fractions import Fraction
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import propagate as module
+from propagate import group_advantages, inter_prune, intra_prune, mars, mers, propagate
+
+settings.register_profile("facts", deadline=None)
+settings.load_profile("facts")
+
+SOURCE = Path(module.__file__)
+
+
+class Node:
+    """The least that propagate.py asks for; `reward` cannot be written."""
+
+    def __init__(self, reward, turn=1, children=()):
+        self._reward, self.turn, self.children = reward, turn, list(children)
+
+    @property
+    def reward(self):
+        return self._reward
+
+
+def everything(node):
+    return [node] + [below for child in node.children for below in everything(child)]
+
+
+def credited(*credits, turn=1):
+    group = [Node(0.0, turn) for _ in credits]
+    for node, credit in zip(group, credits):
+        node.credit = credit
+    return group
+
+
+def kept_credits(group, budget):
+    return [node.credit for node in intra_prune(group, budget)]
+
+
+rewards = st.one_of(st.sampled_from([0.0, 0.1, 0.25, 1 / 3, 0.5, 1.0]), st.floats(0, 1))
+
+
+@st.composite
+def trees(draw, turns=3, turn=1):
+    reward = draw(rewards)
+    if turn == turns or reward == 1.0:
+        return Node(reward, turn)
+    children = [draw(trees(turns=turns, turn=turn + 1)) for _ in range(draw(st.integers(0, 3)))]
+    return Node(reward, turn, children)
+
+
+def rebuilt(node, change):
+    """A copy of the tree whose rewards went through `change(node)`."""
+    return Node(change(node), node.turn, [rebuilt(child, change) for child in node.children])
+
+
+def worked_example():
+    a = Node(0.5, 1, [Node(r, 2) for r in (0.5, 0.0, 0.5)])
+    b = Node(0.0, 1, [Node(r, 2) for r in (1.0, 0.0, 0.0)])
+    return Node(None, 0, [a, b, Node(1.0, 1)])
+
+
+# The credit rules
+
+
+def test_the_specifications_worked_example():
+    root = worked_example()
+    propagate(root, "mars")
+    assert [node.credit for node in root.children] == [0.5, 1.0, 1.0]
+    propagate(root, "mers", turns=2, gamma=0.9)
+    assert [node.credit for node in root.children] == pytest.approx([0.4, 0.15, 1.0], abs=1e-12)
+    propagate(root, "none")
+    assert [node.credit for node in root.children] == [0.5, 0.0, 1.0]
+
+
+def test_mars_runs_bottom_up_on_credits_and_can_be_repeated():  # D25
+    c = Node(0.5, 1, [Node(0.25, 2, [Node(1, 3), Node(0, 3)]), Node(0.25, 2)])
+    root = Node(None, 0, [Node(0, 1, [Node(0, 2), Node(1, 2)]), Node(1, 1), c, Node(0, 1, [Node(0, 2), Node(0, 2)])])
+    for _ in range(2):
+        propagate(root)
+        credits = [node.credit for node in root.children]
+        assert credits == [1, 1, 1, 0] and c.children[0].credit == 1 and c.children[1].credit == 0.25
+    assert group_advantages(credits, eps=0) == pytest.approx([0.57735] * 3 + [-1.73205], abs=1e-5)
+    assert group_advantages(credits, eps=0, ddof=1) == pytest.approx([0.5] * 3 + [-1.5], abs=1e-9)
+
+
+def test_mers_counts_solved_children():  # D24
+    assert mers(Node(0, 1, [Node(r, 2) for r in (1, 0, 0, 0)]), 2, 0.9) == pytest.approx(0.1125)
+    assert mers(Node(0, 1, [Node(1, 2)] * 4), 2, 0.9) == pytest.approx(0.45)
+    assert mers(Node(0, 1, [Node(1, 2)]), 3, 0.9) == pytest.approx(0.3)  # S - s + 1 = 3, the last turn never sampled
+    assert mers(Node(0.7, 1), 5, 0.9) == 0.7  # no children: its own reward, undivided
+
+
+@given(trees())
+def test_mars_is_the_largest_reward_in_the_subtree(tree):
+    propagate(tree, "mars")
+    for node in everything(tree):
+        below = [n.reward for n in everything(node)]
+        assert node.credit == mars(node) == max(below) >= node.reward
+        assert (node.credit == 1) == (1.0 in below)
+
+
+@given(trees())
+def test_mars_applied_to_its_own_result_changes_nothing(tree):
+    propagate(tree, "mars")
+    again = rebuilt(tree, lambda node: node.credit)
+    propagate(again, "mars")
+    assert [n.credit for n in everything(again)] == [n.credit for n in everything(tree)]
+
+
+def exact_mers(node, turns, gamma):
+    """The definition, in fractions."""
+    if not node.children:
+        return Fraction(node.reward)
+    mean = sum(exact_mers(child, turns, gamma) for child in node.children) / len(node.children)
+    return (Fraction(node.reward) + Fraction(gamma) * mean) / (turns - node.turn + 1)
+
+
+@given(trees(), st.floats(0, 1), st.integers(3, 5))
+def test_mers_is_its_definition_and_lies_between_0_and_mars(tree, gamma, turns):
+    propagate(tree, "mers", turns=turns, gamma=gamma)
+    for node in everything(tree):
+        assert node.credit == mers(node, turns, gamma) == pytest.approx(float(exact_mers(node, turns, gamma)), abs=1e-12)
+        assert 0 <= node.credit <= min(1, mars(node) + 1e-12)
+
+
+@given(trees(), st.data())
+def test_credit_never_falls_when_a_reward_below_or_gamma_rises(tree, data):
+    raised = data.draw(st.sampled_from(everything(tree)))
+    to, low = data.draw(st.floats(raised.reward, 1)), data.draw(st.floats(0, 1))
+    high = data.draw(st.floats(low, 1))
+    better = rebuilt(tree, lambda node: to if node is raised else node.reward)
+    for node, other in zip(everything(tree), everything(better)):
+        assert mars(other) >= mars(node)
+        assert mers(other, 3, low) >= mers(node, 3, low) - 1e-15
+        assert mers(node, 3, high) >= mers(node, 3, low) - 1e-15
+
+
+@given(trees(), st.randoms(use_true_random=False), st.sampled_from(["mars", "mers", "none"]))
+def test_credit_depends_on_neither_order_nor_the_rest_of_the_tree(tree, random, rule):
+    def shuffled(node):
+        children = [shuffled(child) for child in node.children]
+        random.shuffle(children)
+        return Node(node.reward, node.turn, children)
+
+    propagate(tree, rule, turns=3, gamma=0.7)
+    before = [n.credit for n in everything(tree)]
+    for node in everything(tree):
+        alone = shuffled(node)
+        propagate(alone, rule, turns=3, gamma=0.7)
+        assert alone.credit == node.credit  # to the last bit
+    propagate(Node(1.0, 0, [tree, Node(1.0, 1)]), rule, turns=3, gamma=0.7)
+    assert [n.credit for n in everything(tree)] == before
+
+
+@given(st.lists(rewards, min_size=1, max_size=8), st.floats(0, 1))
+def test_one_turn_is_grpo_under_every_rule(group, gamma):
+    for rule in ("mars", "mers", "none"):
+        root = Node(None, 0, [Node(r, 1) for r in group])
+        propagate(root, rule, turns=1, gamma=gamma)
+        credits = [node.credit for node in root.children]
+        assert credits == group and group_advantages(credits) == group_advantages(group)
+
+
+def test_a_deep_tree_is_read_once_and_without_recursion():
+    reads = 0
+
+    class Counted(Node):
+        @property
+        def reward(self):
+            nonlocal reads
+            reads += 1
+            return self._reward
+
+    node, length = Counted(1.0, 20_000), 20_000
+    for turn in range(length - 1, 0, -1):
+        node = Counted(0.0, turn, [node])
+    propagate(node)
+    assert node.credit == 1.0 and reads <= 4 * length
+    propagate(node, "mers", turns=length, gamma=1.0)
+    assert 0 <= node.credit < 1e-9
+
+
+@pytest.mark.parametrize("bad, said", [
+    (lambda: propagate(worked_example(), "max"), "unknown credit rule 'max': use one of mars, mers, none"),
+    (lambda: propagate(worked_example(), "mers", gamma=0.9), "needs turns"),
+    (lambda: mers(Node(0.0), 2, 1.5), r"gamma must lie in \[0, 1\], not 1.5"),
+    (lambda: mers(Node(0.0), 2, float("nan")), "gamma must lie"),
+    (lambda: mers(worked_example().children[0], 1, 0.9), "turn 1 has children, but turns is 1"),
+    (lambda: mers(Node(0.0), 0, 0.9), "turns"),
+    (lambda: propagate(Node(None, 1)), "turn 1 has reward None"),
+    (lambda: mars(Node(float("nan"), 2)), "turn 2 has reward nan"),
+    (lambda: group_advantages([0.0, float("nan")]), "finite"),
+    (lambda: group_advantages([[0.0, 1.0]]), "flat list"),
+    (lambda: group_advantages([0.0, 1.0], ddof=2), "ddof is 0"),
+    (lambda: inter_prune([credited(0, 1)], 0), "whole number of at least 1, not 0"),
+    (lambda: intra_prune(credited(0, 1), -1), "whole number of at least 1, not -1"),
+    (lambda: intra_prune(credited(0, 1), 1.5), "whole number of at least 1, not 1.5"),
+])
+def test_bad_input_is_refused_in_a_sentence(bad, said):
+    with pytest.raises(ValueError, match=said):
+        bad()
+
+
+# Advantages
+
+
+def test_advantages_by_hand():
+    assert group_advantages([1, 0, 0, 0]) == pytest.approx([1.7317, -0.5772, -0.5772, -0.5772], abs=1e-4)
+    assert group_advantages([1, 0, 0, 0], scale=False) == [0.75, -0.25, -0.25, -0.25]
+    assert group_advantages([0.3]) == [0.0] and group_advantages([]) == []
+
+
+def test_equal_credits_give_exactly_zero():  # D08: in 678 of such groups rounding makes a std above 0
+    for size in range(2, 17):
+        for hundredths in range(103):
+            assert group_advantages([hundredths / 100] * size) == [0.0] * size
+    nearly = [0.1 + 0.2, 0.3, 0.3]  # what two orders of the same sum leave behind
+    assert group_advantages(nearly) == [0.0] * 3
+    assert inter_prune([credited(*nearly)], 1) == []
+
+
+def test_groups_are_siblings_only():  # D09, D10
+    tree = Node(None, 0, [Node(0, 1, [Node(1, 2)] * 2), Node(0, 1, [Node(0, 2)] * 2)])
+    propagate(tree, "none")
+    for parent in tree.children:
+        assert group_advantages([child.credit for child in parent.children]) == [0, 0]
+    assert group_advantages([1, 1, 1, 1]) + group_advantages([0, 0, 0, 0]) == [0] * 8
+
+
+@given(st.lists(rewards, min_size=2, max_size=9), st.sampled_from([0, 1]), st.booleans())
+def test_advantages_against_the_standard_library(credits, ddof, scale):
+    found = group_advantages(credits, scale=scale, ddof=ddof)
+    if max(credits) - min(credits) <= 1e-9:
+        assert found == [0.0] * len(credits)
+        return
+    mean, spread = statistics.fmean(credits), (statistics.stdev if ddof else statistics.pstdev)(credits)
+    assert found == pytest.approx([(c - mean) / (spread + 1e-4) if scale else c - mean for c in credits], abs=1e-9)
+    assert sum(found) == pytest.approx(0, abs=1e-8)
+    assert sorted(group_advantages(credits[::-1], scale=scale, ddof=ddof)) == pytest.approx(sorted(found), abs=1e-9)
+
+
+# Pruning
+
+
+def test_inter_prune_by_hand():
+    flat, wide, narrow = credited(0.5, 0.5), credited(0, 1), credited(0.4, 0.6)
+    assert inter_prune([flat, wide, narrow], 1) == [wide]
+    assert inter_prune([narrow, flat, wide], 2) == [narrow, wide]  # in the order given
+    assert inter_prune([flat, wide, narrow], 9) == [wide, narrow]  # no spread: dropped first, whatever the budget
+    assert inter_prune([flat, wide], None) == [flat, wide]
+    assert inter_prune([flat, credited(1.0)], 1) == [] and inter_prune([], 1) == []
+
+
+def test_inter_prune_ties_go_to_the_earlier_turn_then_the_earlier_group():
+    late, first, second = credited(0, 0, 1, turn=2), credited(1, 1, 0), credited(0, 1, 0)  # std is the same for all
+    assert inter_prune([late, first, second], 1) == [first]
+    assert inter_prune([late, second, first], 2) == [second, first]
+    assert inter_prune([late, first, second], 3) == [late, first, second]
+
+
+grid = st.integers(0, 4).map(lambda quarters: quarters / 4)
+
+
+@given(st.lists(st.tuples(st.integers(1, 3), st.lists(grid, min_size=1, max_size=4)), max_size=6), st.integers(1, 7))
+def test_inter_prune_against_exact_arithmetic(shape, budget):
+    groups = [credited(*credits, turn=turn) for turn, credits in shape]
+    rank = sorted((-statistics.pvariance(map(Fraction, credits)), turn, i)
+                  for i, (turn, credits) in enumerate(shape) if len(set(credits)) > 1)
+    expected = [groups[i] for i in sorted(i for _, _, i in rank[:budget])]
+    found = inter_prune(groups, budget)
+    assert len(found) == len(expected) and all(a is b for a, b in zip(found, expected))
+
+
+def test_intra_prune_by_hand():
+    assert kept_credits(credited(0.5, 1, 0, 0.5), 2) == [1, 0]
+    assert kept_credits(credited(0.5, 1, 0, 0.4, 0.9), 3) == [1, 0, 0.9]
+    assert kept_credits(credited(0.2, 0.9, 0.4), None) == kept_credits(credited(0.2, 0.9, 0.4), 3) == [0.2, 0.9, 0.4]
+    group = credited(0, 1, 1, 0)  # two of one and one of the other: the earliest that do
+    assert [group.index(node) for node in intra_prune(group, 3)] == [0, 1, 2]
+    assert intra_prune([], 2) == [] and kept_credits(credited(0.5, 0, 1), 1) == [0.5]
+
+
+@settings(max_examples=200)
+@given(st.lists(grid, min_size=1, max_size=7), st.integers(1, 7))
+def test_intra_prune_is_the_best_of_all_subsets(credits, budget):
+    group = credited(*credits)
+    subsets = combinations(range(len(group)), min(budget, len(group)))
+    best = min(subsets, key=lambda at: (-statistics.pvariance([Fraction(credits[i]) for i in at]), at))
+    assert [group.index(node) for node in intra_prune(group, budget)] == list(best)
+
+
+@given(st.lists(rewards, min_size=2, max_size=8), st.integers(1, 8))
+def test_intra_prune_keeps_the_largest_variance_of_any_floats(credits, budget):
+    kept = kept_credits(credited(*credits), budget)
+    size = min(budget, len(credits))
+    assert len(kept) == size
+    best = max(statistics.pvariance(subset) for subset in combinations(credits, size))
+    assert statistics.pvariance(kept) >= best - 1e-11
+
+
+def test_pruning_reads_credit_and_changes_nothing():
+    root = worked_example()
+    propagate(root)
+    before = [(n.reward, n.credit) for n in everything(root)]
+    groups = [root.children, *(child.children for child in root.children[:2])]
+    kept = inter_prune(groups, 2)
+    assert kept == [groups[0], groups[2]]  # b's children differ most; turn 1 ties with a's children and is earlier
+    assert [root.children.index(n) for n in intra_prune(root.children, 2)] == [0, 1]  # reward alone would keep b and c
+    assert [(n.reward, n.credit) for n in everything(root)] == before
+
+
+# The file by itself
+
+
+def test_it_works_copied_alone_into_an_empty_folder(tmp_path):
+    shutil.copy(SOURCE, tmp_path)
+    code = ("import sys; sys.path.insert(0, '.'); from types import SimpleNamespace as N; import propagate as p; "
+            "t = N(reward=0.0, turn=1, children=[N(reward=1.0, turn=2, children=[])]); p.propagate(t); "
+            "print(t.credit, p.group_advantages([1, 1]), len(p.intra_prune([t], 1)))")
+    run = subprocess.run([sys.executable, "-I", "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert (run.stdout, run.stderr) == ("1.0 [0.0, 0.0] 1\n", "")
+    names = {name.split(".")[0] for node in ast.walk(ast.parse(SOURCE.read_text()))
+             for name in ([a.name for a in node.names] if isinstance(node, ast.Import) else
+                          [node.module] if isinstance(node, ast.ImportFrom) else [])}
+    assert names - sys.stdlib_module_names == {"numpy"}
+
+
+def test_its_example_is_the_specifications(tmp_path):
+    shutil.copy(SOURCE, tmp_path)
+    run = subprocess.run([sys.executable, "-I", "propagate.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    lines = run.stdout.splitlines()
+    assert run.returncode == 0 and len(lines) <= 24 and max(map(len, lines)) <= 110
+    cells = {line.split()[0]: line.split()[1:] for line in lines if line[:2].strip() in ("a", "b", "c", "b1")}
+    # turn, reward, its advantage, MERS, its advantage, MARS, its advantage
+    assert cells["a"] == ["1", "0.50", "+0.00", "0.4", "-0.33", "0.5", "-1.41"]
+    assert cells["b"] == ["1", "0.00", "-1.22", "0.15", "-1.03", "1", "+0.71"]
+    assert cells["c"] == ["1", "1.00", "+1.22", "1", "+1.35", "1", "+0.71"]
+    assert cells["b1"] == ["2", "1.00", "+1.41", "1", "+1.41", "1", "+1.41"]
+    assert "InterP keeps 2 groups:  a b c | b1 b2 b3" in lines
+    assert "IntraP keeps 2 members: a b | a1 a2 | b1 b2" in lines
