@@ -188,8 +188,10 @@ def defines(code: str, name: str) -> bool:
                or isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
 
 
-def draw(tree: Node, feedback: bool = True) -> str:
+def draw(tree: Node, width: int | None = None) -> str:
     """A tree as text: at each node its reward, credit and advantage, the program's first line and the feedback on it.
+
+    `width` shows at most that many of a group, those with children first and then by credit, and counts the others.
 
     >>> tree = Node(0, children=[Node(1, code="def f(): return 1", reward=0.5, credit=1.0, advantage=0.7)])
     >>> print(draw(tree))
@@ -204,14 +206,18 @@ def draw(tree: Node, feedback: bool = True) -> str:
                 f"{marks}  | {lines[0]}{more}")
 
     def below(node: Node, indent: str) -> Iterator[str]:
-        for i, child in enumerate(node.children):
-            last = i == len(node.children) - 1
+        ranked = sorted(node.children, key=lambda n: (not n.children, -n.credit)) if width else node.children
+        shown = ranked[:width]
+        for i, child in enumerate(shown):
+            last = i == len(ranked) - 1
             yield indent + ("`-- " if last else "|-- ") + label(child)
             deeper = indent + ("    " if last else "|   ")
-            if feedback and child.children:
+            if child.children:
                 for line in child.feedback.split("\n"):
                     yield deeper + "  " + line
             yield from below(child, deeper)
+        if len(ranked) > len(shown):
+            yield f"{indent}`-- and {len(ranked) - len(shown)} more"
 
     return "\n".join([f"problem {tree.problem.id}" if tree.problem is not None else "problem", *below(tree, "")])
 
