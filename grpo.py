@@ -149,20 +149,21 @@ def mean_stats(parts: Sequence[dict[str, Tensor]]) -> dict[str, float]:
 def rows_logprobs(
     model: Any, rows: Sequence[Row], pad_id: int, temperature: float = 1.0, packed: bool = True
 ) -> tuple[Tensor, Tensor]:
-    """Log-probabilities and mask of rows, both (B, C), on the model's device: what `token_logprobs` of `pad_rows` gives;
-    `packed` computes the tokens that rows have in common once, in one forward and one backward.
+    """Log-probabilities and mask of rows, both (B, C), on the model's device: what `token_logprobs` of `pad_rows` says,
+    but `packed` computes the tokens that rows have in common once, in one forward and one backward.
 
     Three rows, prompts x y, x y and x, completions a b, a c and d, are one tree and become one sequence:
 
-        x - y - a - b      token     x  y  a  b  c  d      The mask shows a token its ancestors and itself, and its
-         \       \- c      parent    -  0  1  2  2  0      position is its depth, so that it cannot tell the tree from
-          \- d             position  0  1  2  3  3  1      its own row. Its parent's logits score it.
+        x -+- y - a -+- b      token     x  y  a  b  c  d      The mask shows a token its ancestors and itself, and
+           |         +- c      parent    -  0  1  2  2  0      its position is its depth, so that it cannot tell the
+           +- d                position  0  1  2  3  3  1      tree from its own row. Its parent's logits score it.
 
     Of the logits, at most CHUNK numbers exist at a time: each chunk is made again in the backward. The mask of T tokens
     holds T * T numbers, 64 MB in float32 for T = 4,096: `micro_batches` keeps T within a budget. A model for which all
     this would be wrong (`why_padded`) gets padded rows, and a warning says why.
     """
     device = next(model.parameters()).device
+    ids, attention_mask, mask = (tensor.to(device) for tensor in pad_rows(rows, pad_id))
     reason, states = why_padded(model) if packed else "", None
     if packed and not reason:
         tokens, parents, visible, slots = _merge(rows)
@@ -171,16 +172,13 @@ def rows_logprobs(
     if reason:
         warnings.warn(f"{type(model).__name__} gets padded rows, shared prefixes are computed again: {reason}")
     if states is None:
-        ids, attention_mask, mask = (tensor.to(device) for tensor in pad_rows(rows, pad_id))
         return token_logprobs(model, ids, attention_mask, mask, temperature), mask
 
     head = model.get_output_embeddings()
-    chunks = torch.tensor(sum(slots, []), dtype=torch.long).split(max(1, CHUNK // head.weight.shape[0]))
+    chunks = slots.split(max(1, CHUNK // head.weight.shape[0]))
     scores = [checkpoint(lambda *of: _select(head(of[0]), of[1], temperature), states[parents[at].to(device)],
                          tokens[at].to(device), use_reentrant=False, preserve_rng_state=False) for at in chunks]
-    lengths = torch.tensor([len(completion) for _, completion in rows], device=device)
-    mask = torch.arange(int(lengths.max()), device=device) < lengths[:, None]
-    flat = torch.cat(scores)  # row after row, which is the order in which masked_scatter fills the mask
+    flat = torch.cat(scores)  # row after row: the order in which masked_scatter fills the mask
     return flat.new_zeros(mask.shape).masked_scatter(mask, flat), mask
 
 
@@ -215,21 +213,22 @@ def why_padded(model: Any) -> str:
     return f"not every layer has full attention ({', '.join(sorted(partial))})" if partial else ""
 
 
-def _merge(rows: Sequence[Row]) -> tuple[Tensor, Tensor, Tensor, list[list[int]]]:
-    """Rows as one tree: tokens (T,), parents (T,), visible (T, T) bool, and where each row's completion is in it."""
+def _merge(rows: Sequence[Row]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Rows as one tree: tokens (T,), parents (T,), visible (T, T) bool, and the slots in it of the rows' completion
+    tokens, row after row."""
     slot_of: dict[tuple[int, int], int] = {}  # (parent's slot, token) -> slot; parents come before their children
-    slots = []
+    slots: list[int] = []
     for prompt, completion in rows:
         path = [-1]
         for token in (*prompt, *completion):
             path.append(slot_of.setdefault((path[-1], token), len(slot_of)))
-        slots.append(path[1 + len(prompt) :])
+        slots += path[1 + len(prompt) :]
     parents, tokens = (torch.tensor(column) for column in zip(*slot_of))
     visible = torch.eye(len(tokens), dtype=torch.bool)
     for slot, parent in enumerate(parents.tolist()):
         if parent >= 0:
             visible[slot] |= visible[parent]
-    return tokens, parents, visible, slots
+    return tokens, parents, visible, torch.tensor(slots, dtype=torch.long)
 
 
 def _last_states(model: Any, tokens: Tensor, visible: Tensor) -> Tensor | None:
@@ -258,14 +257,15 @@ def _select(logits: Tensor, ids: Tensor, temperature: float) -> Tensor:
 
 def _example() -> None:
     """The clip and the KL penalty on four tokens, one a row."""
-    print("A token's probability is rho times its old one. The clip (0.2) ends the gradient of a token that already went\n"
-          "far enough the way its advantage A asks for; one that went the wrong way keeps it.\n\n"
+    print("A token's probability is rho times its old one. The clip (0.2) ends the gradient of a token that already\n"
+          "went far enough the way its advantage A asks for; one that went the wrong way keeps it.\n\n"
           "  rho   A    loss  gradient (by logp)")
     for rho, A in ((1.5, 1.0), (1.5, -1.0), (0.5, 1.0), (0.5, -1.0)):
         logp = torch.tensor([[rho]]).log().requires_grad_()
         loss, stats = grpo_loss(logp, torch.zeros(1, 1), torch.tensor([A]), torch.ones(1, 1))
         loss.backward()
-        print(f"  {rho:.1f}  {A:+.0f}   {loss:+.2f}  {logp.grad.item():+.2f}  {'clipped' if stats['clipped'] else ''}".rstrip())
+        clipped = "  clipped" if stats["clipped"] else ""
+        print(f"  {rho:.1f}  {A:+.0f}   {loss:+.2f}  {logp.grad.item():+.2f}{clipped}")
     print("\nThe KL penalty k3 pulls towards the reference and is never negative (beta = 1, no advantage):\n\n"
           "  reference - logp    loss  gradient")
     for d in (0.6931, 0.0, -0.6931):
