@@ -131,7 +131,8 @@ def exact_mers(node, turns, gamma):
 def test_mers_is_its_definition_and_lies_between_0_and_mars(tree, gamma, turns):
     propagate(tree, "mers", turns=turns, gamma=gamma)
     for node in everything(tree):
-        assert node.credit == mers(node, turns, gamma) == pytest.approx(float(exact_mers(node, turns, gamma)), abs=1e-12)
+        assert node.credit == mers(node, turns, gamma)
+        assert node.credit == pytest.approx(float(exact_mers(node, turns, gamma)), abs=1e-12)
         assert 0 <= node.credit <= min(1, mars(node) + 1e-12)
 
 
@@ -162,6 +163,12 @@ def test_credit_depends_on_neither_order_nor_the_rest_of_the_tree(tree, random, 
         assert alone.credit == node.credit  # to the last bit
     propagate(Node(1.0, 0, [tree, Node(1.0, 1)]), rule, turns=3, gamma=0.7)
     assert [n.credit for n in everything(tree)] == before
+
+
+def test_the_order_of_siblings_does_not_reach_the_last_bit():
+    one, other = ([Node(r, 2) for r in order] for order in ((0.1, 0.2, 0.3), (0.3, 0.2, 0.1)))
+    assert 0.1 + 0.2 + 0.3 != 0.3 + 0.2 + 0.1
+    assert mers(Node(0.0, 1, one), 2, 1.0) == mers(Node(0.0, 1, other), 2, 1.0)
 
 
 @given(st.lists(rewards, min_size=1, max_size=8), st.floats(0, 1))
@@ -229,6 +236,7 @@ def test_equal_credits_give_exactly_zero():  # D08: in 678 of such groups roundi
     nearly = [0.1 + 0.2, 0.3, 0.3]  # what two orders of the same sum leave behind
     assert group_advantages(nearly) == [0.0] * 3
     assert inter_prune([credited(*nearly)], 1) == []
+    assert group_advantages([0, 1e-6], eps=0) == pytest.approx([-1, 1])  # small, but no rounding
 
 
 def test_groups_are_siblings_only():  # D09, D10
@@ -268,6 +276,8 @@ def test_inter_prune_ties_go_to_the_earlier_turn_then_the_earlier_group():
     assert inter_prune([late, first, second], 1) == [first]
     assert inter_prune([late, second, first], 2) == [second, first]
     assert inter_prune([late, first, second], 3) == [late, first, second]
+    earlier, later = credited(0.9, 0.9, 0.3), credited(0.3, 0.3, 0.9)  # equal but for the rounding of floats
+    assert inter_prune([earlier, later], 1) == [earlier]
 
 
 grid = st.integers(0, 4).map(lambda quarters: quarters / 4)
@@ -289,6 +299,8 @@ def test_intra_prune_by_hand():
     assert kept_credits(credited(0.2, 0.9, 0.4), None) == kept_credits(credited(0.2, 0.9, 0.4), 3) == [0.2, 0.9, 0.4]
     group = credited(0, 1, 1, 0)  # two of one and one of the other: the earliest that do
     assert [group.index(node) for node in intra_prune(group, 3)] == [0, 1, 2]
+    for low, high in ((0.3, 0.9), (0.9, 0.3)):  # the same where floats round the two variances differently
+        assert kept_credits(credited(low, high, low, high), 3) == [low, high, low]
     assert intra_prune([], 2) == [] and kept_credits(credited(0.5, 0, 1), 1) == [0.5]
 
 
@@ -339,7 +351,8 @@ def test_it_works_copied_alone_into_an_empty_folder(tmp_path):
 
 def test_its_example_is_the_specifications(tmp_path):
     shutil.copy(SOURCE, tmp_path)
-    run = subprocess.run([sys.executable, "-I", "propagate.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    command = [sys.executable, "-I", "propagate.py"]
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     lines = run.stdout.splitlines()
     assert run.returncode == 0 and len(lines) <= 24 and max(map(len, lines)) <= 110
     cells = {line.split()[0]: line.split()[1:] for line in lines if line[:2].strip() in ("a", "b", "c", "b1")}
