@@ -29,7 +29,7 @@ from transformers.utils import logging as transformers_logging
 import executor
 import toy
 from evaluate import distinct, evaluate, share, table
-from grpo import grpo_loss, mean_stats, pad_rows, token_logprobs
+from grpo import grpo_loss, mean_stats, micro_batches, rows_logprobs, why_padded
 from problems import load_problems
 from propagate import group_advantages, inter_prune, intra_prune, propagate
 from tree import Node, autocast, build_trees, draw, groups, load_model, make_sampler, pick_device, to_dict, walk
@@ -66,7 +66,8 @@ class Config:
     warmup: int = option(5, "steps of linear warm-up, then linear decay to a fifth [ours]")
     grad_clip: float = option(1.0, "largest gradient norm [ours]")
     minibatches: int = option(2, "optimizer steps per batch of trees; with 1 the ratio is 1 and nothing is clipped [ours]")
-    micro_tokens: int = option(16_384, "tokens, padding included, of one forward and backward: memory, never the gradient")
+    packed: bool = option(True, "compute tokens that attempts share once, where the model allows it (grpo.rows_logprobs)")
+    micro_tokens: int = option(1_024, "tokens of one forward and backward; the gradient does not depend on it, memory does")
     sample_tokens: int = option(65_536, "tokens, padding and cap included, of one call of generate: memory")
     clip_low: float = option(0.2, "epsilon below [paper: GRPO]")
     clip_high: float = option(0.2, "epsilon above [paper: GRPO]")
@@ -135,24 +136,20 @@ def update(model: Any, optimizer: Any, kept: list[Node], config: Config, referen
     denominator, so leaving them out changes nothing. Raises FloatingPointError on a loss or gradient that is not finite.
     """
     device = next(model.parameters()).device
-    logprobs = lambda net, batch: token_logprobs(net, *batch, temperature=config.temperature)
+    packed = config.packed and not why_padded(model)
     order = torch.randperm(len(kept)).tolist()
     parts = [[kept[i] for i in order[start::config.minibatches]] for start in range(config.minibatches)]
-    learn = lambda node: (node.advantage != 0 or config.beta > 0) and not (config.mask_truncated and node.truncated)
-    rounds = []  # per optimizer step: its micro-batches, each with its batch and the log-probabilities before any step
+    rounds = []  # per optimizer step: its micro-batches, each with its attempts and log-probabilities before any step
     for part in parts:
-        rows = sorted((node for node in part if learn(node)), key=lambda node: len(node.prompt_ids) + len(node.completion_ids))
+        learn = [node for node in part if (node.advantage != 0 or config.beta > 0) and not (config.mask_truncated and node.truncated)]
+        rows = [(node.prompt_ids, node.completion_ids) for node in learn]
         micro = []
-        while rows:
-            size = 1
-            while size < len(rows) and (size + 1) * (len(rows[size].prompt_ids) + len(rows[size].completion_ids)) <= config.micro_tokens:
-                size += 1
-            nodes, rows = rows[:size], rows[size:]
-            batch = [t.to(device) for t in pad_rows([(n.prompt_ids, n.completion_ids) for n in nodes], pad)]
+        for chosen in micro_batches(rows, config.micro_tokens, packed):
+            score = lambda net, batch=[rows[i] for i in chosen]: rows_logprobs(net, batch, pad, config.temperature, packed)
             with torch.no_grad(), autocast(device):
-                old = logprobs(model, batch) if rounds else None  # before the first optimizer step old is new
-                ref = reference(lambda net: logprobs(net, batch)) if reference else None
-            micro.append((nodes, batch, old, ref))
+                old = score(model)[0] if rounds else None  # before the first optimizer step old is new
+                ref = reference(score)[0] if reference else None
+            micro.append(([learn[i] for i in chosen], score, old, ref))
         rounds.append((part, micro))
     stats, norms = [], []
     for part, micro in rounds:
@@ -163,11 +160,11 @@ def update(model: Any, optimizer: Any, kept: list[Node], config: Config, referen
         turns = [node.turn for node in part]
         weight = {t: len(part) / (len(set(turns)) * turns.count(t)) if config.equal_turns else 1.0 for t in set(turns)}
         optimizer.zero_grad(set_to_none=True)
-        for nodes, batch, old, ref in micro:
+        for nodes, score, old, ref in micro:
             with autocast(device):
-                logp = logprobs(model, batch)
+                logp, mask = score(model)
             loss, stat = grpo_loss(
-                logp, old, torch.tensor([n.advantage for n in nodes], device=device), batch[2], clip_low=config.clip_low,
+                logp, old, torch.tensor([n.advantage for n in nodes], device=device), mask, clip_low=config.clip_low,
                 clip_high=config.clip_high, beta=config.beta, ref_logp=ref, norm=config.loss_norm, denominator=denominator,
                 weights=torch.tensor([weight[n.turn] for n in nodes], device=device))
             loss.backward()
@@ -361,8 +358,8 @@ def helped(trees: list[Node]) -> Node | None:
 def main() -> None:
     transformers_logging.set_verbosity_error()
     parser = HfArgumentParser(Config, description=__doc__.split("\n")[0])
-    (config,) = parser.parse_args_into_dataclasses()
     try:
+        (config,) = parser.parse_args_into_dataclasses()
         train(config)
     except (ValueError, FileNotFoundError, RuntimeError) as error:
         if isinstance(error, torch.OutOfMemoryError):
