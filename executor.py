@@ -16,7 +16,7 @@ program can lie only about the values of its own functions, so its best way to b
 status and nothing printed can make a test pass. Standard library only; Linux in full, macOS in part.
 """
 import ast, atexit, builtins, collections, collections.abc, ctypes, dataclasses, datetime, decimal, fractions, functools
-import gc, hashlib, json, math, operator, os, re, resource, select, signal, socket, struct, subprocess, sys, tempfile
+import gc, hashlib, json, math, operator, os, re, reprlib, resource, select, signal, socket, struct, subprocess, sys, tempfile
 import threading, time, types, warnings  # noqa: E401
 from typing import Any
 
@@ -77,7 +77,7 @@ def run_many(jobs: list, workers: int | None = None, **limits) -> list[Result]:
                 continue
             if id(problem) not in texts:  # `jobs` keeps the problem alive, so its id is not used again meanwhile
                 fields = ("kind", "tests", "public_tests", "entry_point", "context", "reference")
-                texts[id(problem)] = json.dumps([pack(getattr(problem, name, None)) for name in fields]).encode()
+                texts[id(problem)] = json.dumps([pack(getattr(problem, name, None)) for name in fields])
             waiting[texts[id(problem)], code].append(place)
         except Uncrossable as error:
             results[place] = Result(0, 0, 0.0, "unscorable", f"This problem cannot be scored: {error}", [], False)
@@ -93,50 +93,39 @@ _told: set = set()  # warnings that were given
 
 
 class Worker:
-    """A judge's process as the trainer sees it: a pipe each way, a folder, and a deadline for each job."""
+    """A judge's process as the trainer sees it: a socket, a folder, and a deadline for its job."""
 
     def __init__(self) -> None:
-        self.owner, self.job, self.warnings = os.getpid(), None, None
-        self.folder = tempfile.mkdtemp(prefix="murphy-")
+        self.owner, self.job, self.ready, self.folder = os.getpid(), None, False, tempfile.mkdtemp(prefix="murphy-")
         os.chmod(self.folder, 0o711)
-        self.log = open(os.path.join(self.folder, "log"), "w+b")
-        mode = os.environ.get("MURPHY_ISOLATION", "")  # "plain": as on a system without namespaces
-        try:  # a new process, never a fork: with torch loaded a fork is slow, and its memory could be read
-            self.process = subprocess.Popen([PYTHON, "-I", os.path.abspath(__file__), "--judge", self.folder, mode],
-                                            cwd="/", env=ENVIRONMENT, stdin=-1, stdout=-1, stderr=self.log, start_new_session=True)
-        except OSError as error:
-            _empty(self.folder)
-            os.rmdir(self.folder)
-            raise RuntimeError(f"executor: cannot start the interpreter {PYTHON} ({error.strerror}); "
-                               "set executor.PYTHON to one that works") from None
-
-    def send(self, number: int, problem: bytes, code: str, limits: dict) -> None:
-        self.job, self.deadline = number, time.monotonic() + 2 * _wall(limits) + 20
-        try:
-            for body in (problem, json.dumps([code, limits]).encode()):
-                self.process.stdin.write(struct.pack("<I", len(body)) + body)
-            self.process.stdin.flush()
-        except BrokenPipeError:
-            pass  # the judge is dead: receive() finds that out
-
-    def receive(self) -> dict | None:
-        """The judge's next message; None if it is dead."""
-        head = self.process.stdout.read(4)
-        return json.loads(self.process.stdout.read(struct.unpack("<I", head)[0])) if len(head) == 4 else None
+        self.socket, theirs = socket.socketpair()
+        with open(self.folder + "/log", "wb") as log:
+            command = [PYTHON, "-I", os.path.abspath(__file__), "--judge", str(theirs.fileno()), self.folder]
+            try:  # a new process, never a fork: with torch loaded a fork is slow, and its memory could be read
+                self.process = subprocess.Popen(
+                    [*command, os.environ.get("MURPHY_ISOLATION", "")], cwd="/", env=ENVIRONMENT, start_new_session=True,
+                    pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=log)
+            except OSError as error:
+                self.process = None
+                self.close()
+                raise RuntimeError(f"executor: cannot start the interpreter {PYTHON} ({error.strerror}); "
+                                   "set executor.PYTHON to one that works") from None
+            finally:
+                theirs.close()
 
     def close(self) -> str:
         """End the judge and, with it, its zygote and candidate; its last words."""
-        self.log.seek(0)
-        words = self.log.read()[-2000:].decode("utf-8", "replace").strip()
-        if self.owner == os.getpid():
+        self.socket.close()
+        if self.owner != os.getpid():  # after a fork the other process owns it
+            return ""
+        if self.process:
             if self.process.poll() is None:
                 os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
-            _empty(self.folder)
-            os.rmdir(self.folder)
-        self.process.stdin.raw.close()  # raw: a job that was not sent to a dead judge is not flushed
-        self.process.stdout.close()
-        self.log.close()
+        with open(self.folder + "/log", "rb") as log:
+            words = log.read()[-2000:].decode("utf-8", "replace").strip()
+        _empty(self.folder)
+        os.rmdir(self.folder)
         return words
 
 
@@ -158,24 +147,32 @@ def _dispatch(jobs: list, workers: int | None, limits: dict) -> list[dict]:
         while None in answers:
             for worker in team:
                 if worker.job is None and todo:
-                    number = todo.popleft()
-                    worker.send(number, *jobs[number], limits)
+                    worker.job, worker.deadline = todo.popleft(), time.monotonic() + 2 * _wall(limits) + 20
+                    try:
+                        send(worker.socket, [*jobs[worker.job], limits])
+                    except OSError:
+                        pass  # it is dead: the next read finds that out
             busy = [worker for worker in team if worker.job is not None]
             patience = max(0, min(worker.deadline for worker in busy) - time.monotonic())
-            ready = select.select([worker.process.stdout for worker in busy], [], [], patience)[0]
+            readable = select.select([worker.socket for worker in busy], [], [], patience)[0]
             for worker in busy:
                 number, late = worker.job, time.monotonic() > worker.deadline
-                message = worker.receive() if worker.process.stdout in ready else None
-                if message and worker.warnings is None:  # its first message: what it cannot protect here
-                    worker.warnings = message["warnings"]
-                    for text in set(worker.warnings) - _told:
+                if worker.socket not in readable and not late:
+                    continue
+                try:
+                    message = receive(worker.socket) if worker.socket in readable else None
+                except (EOFError, OSError):
+                    message = None
+                if message and not worker.ready:  # its first message: what it cannot protect here
+                    worker.ready = True
+                    for text in set(message["warnings"]) - _told:
                         _told.add(text)
                         warnings.warn(f"executor: {text}", stacklevel=4)
                 elif message:
                     answers[number], worker.job = message, None
-                elif late or worker.process.stdout in ready:
+                else:  # dead, or late and to be ended
                     worker.job, words = None, worker.close()
-                    if worker.warnings is None:
+                    if not worker.ready:
                         raise RuntimeError(f"executor: a worker of {PYTHON} did not start: {words or 'no message'}")
                     team[team.index(worker)] = Worker()
                     tries[number] += 1
@@ -273,29 +270,24 @@ def cut(text: str, room: int) -> str:
     return text if len(text) <= room else f"{text[:half]}...[{len(text) - 2 * half} cut]...{text[len(text) - half:]}"
 
 
+_repr = reprlib.Repr()
+_repr.maxlevel, _repr.maxlist, _repr.maxtuple, _repr.maxset, _repr.maxfrozenset, _repr.maxdict, _repr.maxdeque = 6, *[30] * 6
+_repr.maxlong, _repr.maxother = 200, 200
+
+
 def show(x: Any, room: int = 200) -> str:
-    """repr for feedback: the same text for the same value (sets are sorted), cut with a mark.
+    """repr for feedback: the same text for the same value (sets and dicts are sorted), cut with a mark.
 
     >>> show({"b", "a"}), show("x" * 1000, 50)
     ("{'a', 'b'}", "'xxxxxxxxxxxx...[976 cut]...xxxxxxxxxxxx'")
     """
-    kind = type(x)
-    if kind in (str, bytes):
-        return repr(cut(x, room)) if kind is str or len(x) <= room else f"{x[:room // 2]!r}...[{len(x) - room // 2} cut]"
-    if kind not in (list, tuple, dict, set, frozenset) or not x:
-        try:
-            return cut(repr(x), room)
-        except ValueError:  # more digits than Python prints
-            return f"an integer of {x.bit_length()} bits"
-    items, parts, used = (sorted(x, key=lambda v: show(v, 40)) if kind in (set, frozenset) else x), [], 0
-    for number, item in enumerate(items):
-        parts.append(show(item, room) + (f": {show(x[item], room)}" if kind is dict else ""))
-        used += len(parts[-1]) + 2
-        if used > room and number + 1 < len(x):
-            parts.append(f"...[{len(x) - number - 1} more]")
-            break
-    left, right = {list: "[]", tuple: "()", frozenset: ("frozenset({", "})")}.get(kind, "{}")
-    return left + ", ".join(parts) + ("," if kind is tuple and len(x) == 1 else "") + right
+    if isinstance(x, (str, bytes)):
+        return repr(cut(x, room)) if isinstance(x, str) else cut(repr(x[:room]), room) + ("..." if len(x) > room else "")
+    _repr.maxstring = room
+    try:
+        return cut(_repr.repr(x), room)
+    except ValueError:  # more digits than Python prints
+        return "an integer too long to print"
 
 
 def escape(text: str) -> str:
@@ -404,13 +396,15 @@ class Plan:
             raise Unscorable("it names no entry_point")
 
     def read_code(self, items: list, reference: str) -> None:
-        """Rewrite the tests, and find which of their names mean the program's: those that the reference defines (without
-        one: those that nothing else defines), never len or abs, and never what the trusted context defines."""
-        rewriter, self.units, self.tests, trees = Rewriter(), [], [], []
+        """Rewrite the tests, and find which of their names mean the program's: those that the reference defines (without a
+        reference: those that nothing else defines), never len or abs, and never what the trusted context defines."""
+        rewriter, self.units, self.tests, self.imports = Rewriter(), [], [], []
+        self.names = {self.entry} - {""}
         for text, graded, public in items:
-            trees.append(tree := ast.parse(text))
-            first, calls, place = len(rewriter.sources), [], 0
-            names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+            tree = ast.parse(text)
+            first, calls, used = len(rewriter.sources), [], {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+            self.names |= {alias.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module == "solution"
+                           for alias in node.names} - {"*"}
             for place, node in enumerate(tree.body):
                 owner = node.name if isinstance(node, ast.ClassDef) and node.name.startswith("Test") else None
                 for part in node.body if owner else [node]:
@@ -424,45 +418,33 @@ class Plan:
                         tree.body[place] = rewriter.visit(part)
                     if name.startswith("test") or name == "check" and not re.search(r"^check\(", text, re.M):
                         calls.append((owner, name, start, len(rewriter.sources)))
-            if len(rewriter.sources) == first and self.entry in names:  # no assert: the text is one test
+            if len(rewriter.sources) == first and self.entry in used:  # no assert: the text is one test
                 tree.body = [rewriter.test(text, tree.body)]
             if any(name == "check" for _, name, *_ in calls) and not self.entry:
                 raise Unscorable("a test defines check(candidate), but the problem has no entry_point")
             code = compile(ast.fix_missing_locations(tree), "<test>", "exec")
             self.units.append((code, first, len(rewriter.sources), calls))
             self.tests += [(graded, public)] * (len(rewriter.sources) - first)
-        self.sources, before, solution = rewriter.sources, ast.parse(self.context), ast.parse(reference)
         if any("redirect_stdout" in text or "sys.stdout" in text for text, *_ in items):
             raise Unscorable("a test captures what the program prints")
-        nodes = [node for tree in [*trees, before] for node in ast.walk(tree)]
-        used = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
-        made = {node.id for node in nodes if isinstance(node, ast.Name)} - used | {"pytest", "__test__", "__is__"}
-        made |= {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-        made |= {node.name for node in nodes if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
-        made |= {node.arg for node in nodes if isinstance(node, ast.arg)}
-        imports = [node for node in nodes if isinstance(node, (ast.Import, ast.ImportFrom))]
-        wanted = {alias.name for node in imports if getattr(node, "module", 0) == "solution" for alias in node.names} - {"*"}
-        made |= {(alias.asname or alias.name).split(".")[0] for node in imports for alias in node.names} - wanted
+        self.sources, context, solution = rewriter.sources, ast.parse(self.context), ast.parse(reference)
         classes = [node for node in ast.walk(solution) if isinstance(node, ast.ClassDef)]
-        defined = {node.name for node in solution.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
-        defined |= {target.id for node in solution.body if isinstance(node, ast.Assign)
-                    for target in node.targets if isinstance(target, ast.Name)}
-        self.imports = [compile(ast.Module([node], []), "<reference>", "exec") for node in solution.body
-                        if isinstance(node, (ast.Import, ast.ImportFrom))]  # a test may use what the solution imports
-        free = used - made
-        if not reference:
-            defined = {name for name in free if not hasattr(builtins, name)} - sys.stdlib_module_names
-            self.imports = [compile(f"import {name}", "", "exec") for name in free & sys.stdlib_module_names]
-        self.names = free & defined | wanted | ({self.entry} - made - {""})
-        self.before = compile(before, "<context>", "exec")
-        if {node.id for node in ast.walk(before) if isinstance(node, ast.Name)} & self.names:
-            self.hello["context"] = ""  # set-up code that needs the program runs here only
+        for node in solution.body:
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+                self.names.add(node.name)
+            elif isinstance(node, ast.Assign):
+                self.names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+            elif isinstance(node, (ast.Import, ast.ImportFrom)):  # a test may use what the solution imports
+                self.imports.append(compile(ast.Module([node], []), "<reference>", "exec"))
+        self.before = compile(context, "<context>", "exec")
+        if {node.id for node in ast.walk(context) if isinstance(node, ast.Name)} & (self.names - {self.entry}):
+            self.hello["context"] = ""  # set-up code that needs the program's names runs in the judge only
         bases = " ".join(ast.unparse(base) for node in classes for base in node.bases + node.decorator_list)
         self.operators = {part.name for node in classes for part in node.body if isinstance(part, ast.FunctionDef)}
         self.operators |= {f"__{name}__" for name in "len iter getitem contains str".split()} if bases else set()
         self.operators |= {"__eq__", "__lt__"} if re.search("dataclass|NamedTuple|Enum", bases) else set()
-        self.objects = bool(classes) if reference else any(name[0].isupper() for name in self.names)
-        self.hello["classes"] = [node.name for node in classes] if reference else [x for x in self.names if x[0].isupper()]
+        self.open, self.hello["classes"] = not reference, [node.name for node in classes]
+        self.objects = bool(classes) if reference else any(re.search(r"\b[A-Z]\w*\(", text) for text, *_ in items)
 
 
 class Run:
@@ -637,18 +619,19 @@ class Run:
             kept, size = kept + data[:limit - len(kept)], size + len(data)
 
     def code_tests(self) -> None:
-        plan, module = self.plan, Module("solution")
-        space = {"__name__": "test", "__test__": functools.partial(Test, self)}
+        plan = self.plan
+        space = {"__name__": "test", "__test__": functools.partial(Test, self), "__builtins__": Builtins(vars(builtins))}
         for code in plan.imports:
             try:
                 exec(code, space)
             except ImportError:
                 pass  # a package for the solution alone; a test that needs it too fails with a NameError and says so
-        space |= {name: Remote(self, name, name) for name in plan.names}
-        module.run = self
-        sys.modules["solution"] = module
+        remotes = {name: Remote(self, name, name) for name in plan.names}
+        sys.modules["solution"] = types.SimpleNamespace(**remotes)
+        space["__builtins__"].run = self if plan.open else None
+        space |= remotes
         exec(plan.before, space)
-        space |= {plan.entry: Remote(self, plan.entry, plan.entry)} if plan.entry in plan.names else {}
+        space |= {name: remotes[name] for name in remotes if name == plan.entry}
         for code, first, last, calls in plan.units:
             self.attempt(first, last, exec, code, space)
             for owner, name, start, end in calls:
@@ -790,15 +773,13 @@ for _name in """eq ne lt le gt ge add sub mul truediv floordiv mod pow radd rsub
     setattr(Remote, f"__{_name}__", _operator(_name))
 
 
-class Module(types.ModuleType):
-    """What `from solution import f` finds in a test."""
+class Builtins(dict):
+    """The builtin names of test code; without a reference solution, a name that nothing else defines is the program's."""
 
-    def __getattr__(self, name):
-        if name == "__all__":
-            return sorted(self.run.plan.names)
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return Remote(self.run, name, name)
+    def __missing__(self, name: str) -> Any:
+        if self.run is None or name.startswith("__"):
+            raise KeyError(name)
+        return __import__(name) if name in sys.stdlib_module_names else Remote(self.run, name, name)
 
 
 def describe(error: BaseException) -> list:
@@ -884,34 +865,27 @@ class raises:  # noqa: N801
 class approx:  # noqa: N801
     """Stand-in for pytest.approx: numbers, and lists, tuples and dicts of them."""
 
-    def __init__(self, expected: Any, rel: float | None = None, abs: float | None = None, nan_ok: bool = False) -> None:
+    def __init__(self, expected: Any, rel: float | None = None, abs: float | None = None, **_) -> None:
         self.expected, self.rel, self.abs = expected, 1e-6 if rel is None else rel, 1e-12 if abs is None else abs
 
     def __eq__(self, value: Any) -> bool:
-        def near(x, y):
-            if type(x) is type(y) in (list, tuple):
-                return len(x) == len(y) and all(map(near, x, y))
-            if type(x) is type(y) is dict:
-                return x.keys() == y.keys() and all(near(x[key], y[key]) for key in y)
-            return x == y or builtins.abs(x - y) <= max(self.rel * builtins.abs(y), self.abs)
-        return near(value, self.expected)
+        again, expected = functools.partial(approx, rel=self.rel, abs=self.abs), self.expected
+        if isinstance(expected, (list, tuple, dict)):
+            pairs = zip(value, expected) if type(value) is not dict else ((value[key], expected[key]) for key in expected)
+            return type(value) is type(expected) and len(value) == len(expected) and all(x == again(y) for x, y in pairs)
+        return value == expected or abs(value - expected) <= max(self.rel * abs(expected), self.abs)
 
 
-class Mark:
-    """Stand-in for pytest.mark; parametrize counts, stacked ones multiply, other marks do nothing."""
+def parametrize(names: Any, values: Any, **_) -> Any:
+    """Stand-in for pytest.mark.parametrize; stacked ones multiply."""
+    names = re.findall(r"\w+", names) if isinstance(names, str) else list(names)
+    rows = [dict(zip(names, row if len(names) > 1 else [row])) for row in values]
 
-    def parametrize(self, names: Any, values: Any, **_) -> Any:
-        names = [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
-        rows = [dict(zip(names, row if len(names) > 1 else [row])) for row in values]
+    def mark(function):
+        function.cases = [{**old, **row} for old in getattr(function, "cases", [{}]) for row in rows]
+        return function
 
-        def mark(function):
-            function.cases = [{**old, **row} for old in getattr(function, "cases", [{}]) for row in rows]
-            return function
-
-        return mark
-
-    def __getattr__(self, name: str) -> Any:
-        return lambda *args, **_: args[0] if args and callable(args[0]) else lambda function: function
+    return mark
 
 
 def fail(reason: str = "", **_) -> None:
@@ -948,8 +922,12 @@ class Zygote:
             theirs.close()
             self.socket.settimeout(60)
             fault = receive(self.socket)
-            if not fault:
-                return
+            if not fault:  # a first program shows whether programs can live in there
+                trial = Plan("functional", [[[], 1]], (), "f", "", "")
+                result = Run(trial, "import os\ndef f(): return len(open(os.__file__).read(1))", LIMITS, self).result()
+                if result["reward"] == 1:
+                    return
+                fault = result["feedback"]
             self.warnings.append(f"a program is less confined on this system: {lacking} ({fault})")
         raise RuntimeError(fault)
 
@@ -963,41 +941,35 @@ class Zygote:
         return receive(self.socket)
 
 
-def judge_main(folder: str, mode: str) -> None:
+def judge_main(number: int, folder: str, mode: str) -> None:
     """Problem and program in, result out. If the zygote breaks, this process ends, and the trainer starts another."""
-    source, sink = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    for number in (0, 1):  # test code that reads or prints does not touch the trainer's pipes
-        os.dup2(os.open(os.devnull, os.O_RDWR), number)
+    trainer, plans = socket.socket(fileno=number), {}
     prctl(4, 0)  # PR_SET_DUMPABLE: no process of the same user may look into our memory
     resource.setrlimit(resource.RLIMIT_AS, (4 << 30, resource.getrlimit(resource.RLIMIT_AS)[1]))
 
     def late(*_):
         raise Died("timeout", "ran out of time")
 
-    def reply(message):
-        body = json.dumps(message).encode()
-        sink.write(struct.pack("<I", len(body)) + body)
-        sink.flush()
-
     signal.signal(signal.SIGALRM, late)
-    zygote, plans = Zygote(folder, mode), {}
-    sys.modules["pytest"] = types.SimpleNamespace(raises=raises, approx=approx, fail=fail, mark=Mark())
-    reply({"warnings": zygote.warnings})
-    while head := source.read(4):
-        problem = source.read(struct.unpack("<I", head)[0])
-        code, limits = json.loads(source.read(struct.unpack("<I", source.read(4))[0]))
+    sys.modules["pytest"] = types.SimpleNamespace(
+        raises=raises, approx=approx, fail=fail, mark=types.SimpleNamespace(parametrize=parametrize))
+    zygote = Zygote(folder, mode)
+    send(trainer, {"warnings": zygote.warnings})
+    while True:
+        problem, code, limits = receive(trainer)
+        run = None
         try:
             if problem not in plans:
                 if len(plans) > 200:
                     plans.clear()
                 plans[problem] = Plan(*unpack(json.loads(problem)))
             run = Run(plans[problem], code, limits, zygote)
-            reply(run.result())
+            send(trainer, run.result())
         except Unscorable as error:
-            if problem in plans:
+            if run:
                 run.stop()
-            reply(dict(passed=0, total=0, reward=0.0, status="unscorable", tests=[], public_passed=False,
-                       feedback=escape(f"This problem cannot be scored: {error}")))
+            send(trainer, dict(passed=0, total=0, reward=0.0, status="unscorable", tests=[], public_passed=False,
+                               feedback=escape(f"This problem cannot be scored: {error}")))
 
 
 # The zygote: forks, watches, kills. It sees no test and no program.
@@ -1148,23 +1120,6 @@ class Cage:
             text = ctypes.create_string_buffer(code)
             prctl(22, 2, struct.pack("<HxxxxxxQ", len(code) // 8, ctypes.addressof(text)))  # PR_SET_SECCOMP
 
-    def probe(self) -> str:
-        """Whether a confined candidate can live here: what fails, or nothing."""
-        reader, writer = os.pipe()
-        if not os.fork():
-            try:
-                self.confine({"seconds": 5, "memory_mb": 256})
-                open(os.__file__).close()
-                os.write(writer, b"ok")
-            except Exception as error:
-                os.write(writer, str(error).encode())
-            os._exit(0)
-        os.close(writer)
-        with os.fdopen(reader) as file:
-            text = file.read()
-        os.wait()
-        return "" if text == "ok" else text or "the probe was killed"
-
     def kill(self) -> None:
         if self.namespaces:
             os.kill(-1, signal.SIGKILL)  # as init: all in the namespace but ourselves
@@ -1243,12 +1198,10 @@ def zygote_main(number: int, folder: str, features: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # an init without handlers cannot be signalled from inside
     try:
         cage = Cage(features, folder)
-        fault = cage.probe()
     except (OSError, KeyError) as error:
-        fault = str(error)
-    send(control, fault)
-    if fault:
+        send(control, str(error))
         os._exit(0)
+    send(control, "")
     os.dup2(0, 2)  # until here stderr was the judge's log
     os.environ.clear()
     os.environ.update({name: value for name, value in ENVIRONMENT.items() if name != "PYTHONHASHSEED"})
@@ -1294,9 +1247,8 @@ def candidate(files: list, limits: dict, cage: Cage) -> None:
         if len(files) == 1 and files[0] != 3:
             os.dup2(files[0], 3)
         os.closerange(4, 64)
-        cage.confine(limits)
         gc.enable()
-        Candidate(socket.socket(fileno=3)).work()
+        Candidate(socket.socket(fileno=3)).work(lambda: cage.confine(limits))
     finally:
         os._exit(0)
 
@@ -1307,13 +1259,14 @@ class Candidate:
     def __init__(self, connection: socket.socket) -> None:
         self.connection, self.objects, self.numbers = connection, [], {}
 
-    def work(self) -> None:
+    def work(self, confine: Any) -> None:
         hello, error = receive(self.connection), None
         module = types.ModuleType(hello["name"])
         sys.modules[hello["name"]] = module  # dataclasses look their module up there
         self.space, self.classes, _ = module.__dict__, set(hello.get("classes", ())), 0
         main = hello["name"] == "__main__"
         try:
+            confine()
             exec(compile(hello["context"], "<context>", "exec"), self.space)
             exec(compile(hello["code"].removeprefix("\ufeff"), "<solution>", "exec"), self.space)
         except SystemExit as stop:
@@ -1432,7 +1385,7 @@ def check(path: str) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--judge"]:
-        judge_main(*sys.argv[2:])
+        judge_main(int(sys.argv[2]), *sys.argv[3:])
     elif sys.argv[1:2] == ["--zygote"]:
         zygote_main(int(sys.argv[2]), *sys.argv[3:])
     elif sys.argv[1:2] == ["--check"] and len(sys.argv) == 3:
