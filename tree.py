@@ -11,7 +11,9 @@ Token ids are the truth: `prompt_ids` and `completion_ids` are what was sampled,
 """
 
 import ast
+import inspect
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -19,6 +21,7 @@ from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers.cache_utils import DynamicLayer
 
 Messages = list[dict[str, str]]
 
@@ -290,38 +293,52 @@ def make_sampler(
     settings = GenerationConfig(max_new_tokens=max_new_tokens, do_sample=temperature > 0, top_k=0, eos_token_id=sorted(ends),
                                 pad_token_id=pad, temperature=temperature or 1.0, top_p=top_p, repetition_penalty=1.0)
 
+    name = "cache" if "cache" in inspect.signature(model.generate).parameters else "past_key_values"  # transformers 5 renames it
+
     @torch.no_grad()
-    def generate(rows: list[list[int]]) -> list[list[int]]:
-        width = max(map(len, rows))
-        ids = torch.tensor([[pad] * (width - len(row)) + row for row in rows], device=device)
-        mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows], device=device)
+    def generate(prompts: list[list[int]], draws: list[int]) -> list[list[int]]:
+        """draws[j] completions of each prompt j, prompt after prompt."""
+        width = max(map(len, prompts))
+        ids = torch.tensor([[pad] * (width - len(p)) + p for p in prompts], device=device)
+        mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=device)
+        row = torch.arange(len(prompts), device=device).repeat_interleave(torch.tensor(draws, device=device))
         training, defaults = model.training, model.generation_config
         model.eval()  # dropout would make the sampled distribution another than the trained one
         model.generation_config = GenerationConfig(eos_token_id=sorted(ends), pad_token_id=pad)
         try:
             with autocast(device):
-                out = model.generate(input_ids=ids, attention_mask=mask, generation_config=settings)
+                cache = {}
+                if len(row) > len(prompts) and width > 1:  # a shared prompt is read once: its cache is repeated
+                    position = (mask.cumsum(1) - 1).clamp(min=0)
+                    read = model(input_ids=ids[:, :-1], attention_mask=mask[:, :-1], position_ids=position[:, :-1],
+                                 use_cache=True, logits_to_keep=1).past_key_values
+                    if all(type(layer) is DynamicLayer for layer in read.layers):  # not sliding windows, not recurrent states
+                        read.batch_select_indices(row)
+                        cache = {name: read}
+                out = model.generate(input_ids=ids[row], attention_mask=mask[row], generation_config=settings, **cache)
         finally:
             model.generation_config = defaults
             model.train(training)
         return out[:, width:].tolist()
 
     def sample(prompts: list[Messages], n: int) -> list[list[Completion] | None]:
-        encoded = [encode(tokenizer, messages, enable_thinking) for messages in prompts]
-        fits = [i for i, ids in enumerate(encoded) if len(ids) + max_new_tokens <= context]
+        encoded = [tuple(encode(tokenizer, messages, enable_thinking)) for messages in prompts]
+        fits = [len(ids) + max_new_tokens <= context for ids in encoded]
         draws = n if temperature > 0 else 1
-        rows = sorted((i for i in fits for _ in range(draws)), key=lambda i: len(encoded[i]))  # similar lengths together
-        answers: list[list[Completion] | None] = [[] if i in set(fits) else None for i in range(len(prompts))]
+        rows = [i for i, fit in enumerate(fits) if fit for _ in range(draws)]
+        rows.sort(key=lambda i: (len(encoded[i]), encoded[i]))  # similar lengths together, equal prompts side by side
+        answers: list[list[Completion] | None] = [[] if fit else None for fit in fits]
         while rows:
             size = 1
             while size < len(rows) and (size + 1) * (len(encoded[rows[size]]) + max_new_tokens) <= token_budget:
                 size += 1
             batch, rows = rows[:size], rows[size:]
-            for i, ids in zip(batch, generate([encoded[i] for i in batch]), strict=True):
+            count = Counter(encoded[i] for i in batch)  # in the order of the batch
+            for i, ids in zip(batch, generate(list(map(list, count)), list(count.values())), strict=True):
                 length = next((k + 1 for k, token in enumerate(ids) if token in ends), len(ids))
                 ids = ids[:length]  # what follows the first end token is padding
                 text = tokenizer.decode(ids, skip_special_tokens=True)
-                answers[i].append(Completion(text, encoded[i], ids, truncated=ids[-1] not in ends))
+                answers[i].append(Completion(text, list(encoded[i]), ids, truncated=ids[-1] not in ends))
         return [a if a is None or draws == n else a * n for a in answers]
 
     return sample

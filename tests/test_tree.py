@@ -1,6 +1,7 @@
 """tree.py: which nodes are sampled, executed and expanded; what a prompt holds; what HF `generate` is made to do."""
 
 import ast
+import inspect
 import json
 from types import SimpleNamespace
 
@@ -306,6 +307,24 @@ def test_a_token_budget_changes_no_greedy_answer_and_bounds_each_batch(gpt2, tok
     assert [a[0].prompt_ids for a in answers] == [encode(tokenizer, p) for p in prompts]
     assert all(rows == 1 or rows * (width + 6) <= budget for rows, width in shapes) and sum(r for r, _ in shapes) == 5
     assert answers == sampler(gpt2, tokenizer, temperature=0)(prompts, 1)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "qwen"])
+def test_a_prompt_read_once_for_all_its_completions_gives_the_same_tokens(kind, request, tokenizer, monkeypatch):
+    """Prompts of unlike lengths, some equal: with and without the repeated cache, token for token under one seed."""
+    model = request.getfixturevalue(kind)
+    prompts, real, given_caches = [chat("a"), chat("bbb b and longer"), chat("a"), chat("cc")], model.generate, []
+
+    name = "cache" if "cache" in inspect.signature(real).parameters else "past_key_values"
+
+    def run(keep):
+        def generate(past_key_values=None, **kw):
+            given_caches.append(past_key_values is not None)
+            return real(**kw, **{name: past_key_values} if keep else {})
+        monkeypatch.setattr(model, "generate", generate)
+        torch.manual_seed(1)
+        return sampler(model, tokenizer, temperature=0.8)(prompts, 5)
+    assert run(True) == run(False) and all(given_caches)
 
 
 def test_greedy_draws_once_and_repeats_the_answer(gpt2, tokenizer):
