@@ -11,8 +11,8 @@ Token ids are the truth: `prompt_ids` and `completion_ids` are what was sampled,
 """
 
 import ast
-import inspect
 import re
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -293,8 +293,6 @@ def make_sampler(
     settings = GenerationConfig(max_new_tokens=max_new_tokens, do_sample=temperature > 0, top_k=0, eos_token_id=sorted(ends),
                                 pad_token_id=pad, temperature=temperature or 1.0, top_p=top_p, repetition_penalty=1.0)
 
-    name = "cache" if "cache" in inspect.signature(model.generate).parameters else "past_key_values"  # transformers 5 renames it
-
     @torch.no_grad()
     def generate(prompts: list[list[int]], draws: list[int]) -> list[list[int]]:
         """draws[j] completions of each prompt j, prompt after prompt."""
@@ -306,7 +304,8 @@ def make_sampler(
         model.eval()  # dropout would make the sampled distribution another than the trained one
         model.generation_config = GenerationConfig(eos_token_id=sorted(ends), pad_token_id=pad)
         try:
-            with autocast(device):
+            with autocast(device), warnings.catch_warnings():
+                warnings.simplefilter("ignore", FutureWarning)  # transformers 6 will call past_key_values `cache`; all of 5 take this
                 cache = {}
                 if len(row) > len(prompts) and width > 1:  # a shared prompt is read once: its cache is repeated
                     position = (mask.cumsum(1) - 1).clamp(min=0)
@@ -314,7 +313,7 @@ def make_sampler(
                                  use_cache=True, logits_to_keep=1).past_key_values
                     if all(type(layer) is DynamicLayer for layer in read.layers):  # not sliding windows, not recurrent states
                         read.batch_select_indices(row)
-                        cache = {name: read}
+                        cache = {"past_key_values": read}
                 out = model.generate(input_ids=ids[row], attention_mask=mask[row], generation_config=settings, **cache)
         finally:
             model.generation_config = defaults

@@ -1,7 +1,6 @@
 """tree.py: which nodes are sampled, executed and expanded; what a prompt holds; what HF `generate` is made to do."""
 
 import ast
-import inspect
 import json
 from types import SimpleNamespace
 
@@ -315,12 +314,10 @@ def test_a_prompt_read_once_for_all_its_completions_gives_the_same_tokens(kind, 
     model = request.getfixturevalue(kind)
     prompts, real, given_caches = [chat("a"), chat("bbb b and longer"), chat("a"), chat("cc")], model.generate, []
 
-    name = "cache" if "cache" in inspect.signature(real).parameters else "past_key_values"
-
     def run(keep):
         def generate(past_key_values=None, **kw):
             given_caches.append(past_key_values is not None)
-            return real(**kw, **{name: past_key_values} if keep else {})
+            return real(**kw, **{"past_key_values": past_key_values} if keep else {})
         monkeypatch.setattr(model, "generate", generate)
         torch.manual_seed(1)
         return sampler(model, tokenizer, temperature=0.8)(prompts, 5)
