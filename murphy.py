@@ -187,10 +187,12 @@ def describe(trees: list[Node], kept: list[Node], turns: int) -> dict[str, Any]:
         mine = [node for node in nodes if node.turn == turn]
         line |= {f"reward_{turn}": mean([n.reward for n in mine]), f"solved_{turn}": mean([n.solved for n in mine])}
     made = [group for tree in trees for group in groups(tree)]
+    spread = lambda group: max(n.credit for n in group) - min(n.credit for n in group) > 1e-9  # else it teaches nothing
     return line | {
         "problems_solved": mean([any(n.solved for n in walk(tree)) for tree in trees]),
         "repaired": mean([any(c.solved for c in n.children) for n in nodes if n.children]),  # feedback to solved
-        "groups_with_spread": mean([max(c) - min(c) > 1e-9 for c in ([n.credit for n in group] for group in made)]),
+        "groups_with_spread": mean([spread(group) for group in made]),
+        "spread_1": mean([spread(group) for group in made if group[0].turn == 1]),
         "kept": len(kept), "learning": sum(n.advantage != 0 for n in kept),
         "truncated": mean([n.truncated for n in nodes]), "timeouts": sum(n.status == "timeout" for n in nodes),
         "no_code": sum(n.status == "no_code" for n in nodes),
