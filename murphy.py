@@ -359,6 +359,7 @@ def helped(trees: list[Node]) -> Node | None:
 
 def main() -> None:
     transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
     parser = HfArgumentParser(Config, description=__doc__.split("\n")[0])
     try:
         (config,) = parser.parse_args_into_dataclasses()

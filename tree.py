@@ -290,8 +290,8 @@ def make_sampler(
     context = getattr(model.config, "max_position_embeddings", None) or float("inf")
     # A checkpoint's own defaults (top_k, repetition_penalty, ...) fill every field that a call leaves unset, and the
     # log-probabilities of training know nothing of them: so for the call the model has no defaults at all.
-    settings = GenerationConfig(max_new_tokens=max_new_tokens, do_sample=temperature > 0, top_k=0, eos_token_id=sorted(ends),
-                                pad_token_id=pad, temperature=temperature or 1.0, top_p=top_p, repetition_penalty=1.0)
+    how = {"do_sample": True, "temperature": temperature, "top_p": top_p, "top_k": 0} if temperature > 0 else {"do_sample": False}
+    settings = GenerationConfig(max_new_tokens=max_new_tokens, repetition_penalty=1.0, eos_token_id=sorted(ends), pad_token_id=pad, **how)
 
     @torch.no_grad()
     def generate(prompts: list[list[int]], draws: list[int]) -> list[list[int]]:

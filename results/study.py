@@ -34,6 +34,10 @@ import murphy  # noqa: E402
 import toy  # noqa: E402
 from evaluate import distinct, evaluate, share  # noqa: E402
 from tree import load_model, make_sampler  # noqa: E402
+from transformers.utils import logging  # noqa: E402
+
+logging.set_verbosity_error()
+logging.disable_progress_bar()
 
 A = {"problems": "doctest", "steps": 120}
 B = {"problems": "cutoff", "steps": 100, "turns": 4, "group_size": 3, "problems_per_step": 16, "learning_rate": 1e-3}
@@ -131,14 +135,15 @@ def blind(jobs: list) -> list:
 def always_failed(folder: Path) -> str:
     """The third control: an executor that fails everything must leave the model as it was, and say so."""
     where = folder / f"always-failed-{time.time_ns()}"
-    real, base = executor.run_many, toy.base_model("doctest", 1, folder)
+    real, base = (executor.run_many, executor.self_check), toy.base_model("doctest", 1, folder)
+    executor.self_check = lambda: None  # it would notice, and stop the run before the first step
     executor.run_many = lambda jobs, **limits: [SimpleNamespace(reward=0.0, status="failed", feedback="failed", public_passed=False)
                                                for _ in jobs]
     try:
         with open(folder / "always-failed.log", "w") as log, contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
             murphy.train(murphy.Config(steps=3, output=str(where), eval_count=8, eval_iterations=1, eval_every=0, seed=1))
     finally:
-        executor.run_many = real
+        executor.run_many, executor.self_check = real
     before, after = (load_model(str(path), torch.device("cpu"))[0].state_dict() for path in (base, where))
     same = all(torch.equal(before[name], after[name]) for name in before)
     said = next(line for line in (folder / "always-failed.log").read_text().splitlines() if "nothing could be learned" in line)
