@@ -10,24 +10,9 @@ assert, LiveCodeBench's own. KodCode has none, so that its feedback is oracle fe
 Code is run only through `execute` (executor.run_many). With it, a reference that fails its own tests, and tests that an
 empty program passes, leave their problem out, and docstring examples become tests if the reference passes them.
 """
-
-import ast
-import base64
-import builtins
-import doctest
-import gzip
-import hashlib
-import io
-import json
-import os
-import pickle
-import random
-import re
-import sys
-import warnings
-import zlib
+import ast, base64, builtins, doctest, gzip, hashlib, io, json, os, pickle, random, re, sys, warnings, zlib  # noqa: E401
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -43,7 +28,6 @@ class Problem:
     >>> Problem("add", "Write add(a, b).", ["assert add(1, 2) == 3"], [], "add", "assert").context
     ''
     """
-
     id: str
     prompt: str  # the whole user message for a chat model
     tests: list  # reward = share passed
@@ -63,22 +47,16 @@ HUB = {  # name: (format, hub id, configuration)
     "kodcode": ("kodcode", "KodCode/KodCode-V1", None),
     "kodcode-light": ("kodcode", "KodCode/KodCode-Light-RL-10K", None),
 }
-FIELDS = {  # what tells one format from another
-    "problem": {"tests", "kind"},
-    "humaneval": {"canonical_solution", "test"},
-    "mbpp": {"test_list", "code"},
-    "livecodebench": {"public_test_cases", "private_test_cases"},
-    "kodcode": {"question", "solution"},
-}
 MBPP_IDS = {"test": (11, 510), "train": (601, 974), "validation": (511, 600), "prompt": (1, 10), "all": (1, 974)}
-SPLITS = {"humaneval": ["test"], "mbpp": [*MBPP_IDS], "livecodebench": ["test"], "kodcode": ["train", "use_with_caution"]}
+SPLITS = {"humaneval": ["test"], "mbpp": [*MBPP_IDS], "livecodebench": ["test"], "own": [None],
+          "kodcode": ["train", "use_with_caution"]}  # the default first
 MAX_PRIVATE_BYTES = 1 << 30  # the private tests of one LiveCodeBench problem; a zlib bomb ends here
 
 
-def load_problems(source: str | Path, *, split: str | None = None, limit: int | None = None, difficulty: str | None = None,
-                  version: str | None = None, start_date: str | None = None, end_date: str | None = None,
-                  seed: int | None = None, execute: Callable[[list], list] | None = None,
-                  cache: str | Path | None = "~/.cache/murphy", dropped: list | None = None) -> list[Problem]:  # fmt: skip
+def load_problems(source: str | Path, *, split: str | None = None, limit: int | None = None, seed: int | None = None,
+                  difficulty: str | None = None, version: str | None = None, start_date: str | None = None,
+                  end_date: str | None = None, execute: Callable[[list], list] | None = None,
+                  cache: str | Path | None = "~/.cache/murphy", dropped: list | None = None) -> list[Problem]:
     """Load a named set from the hub, or a file of the same format, through the same conversion [ours].
 
     split: MBPP, by task_id: test (default), train, validation, prompt, all. KodCode: train (default), use_with_caution.
@@ -90,63 +68,57 @@ def load_problems(source: str | Path, *, split: str | None = None, limit: int | 
     """
     if limit is not None and limit < 1:
         raise ValueError(f"limit is {limit}: expected at least 1, or nothing for all problems")
-    first, last = _day(start_date, "start_date"), _day(end_date, "end_date")
-    if first and last and first > last:
-        raise ValueError(f"start_date {first} lies after end_date {last}: no problem can be between them")
-    form, split, rows = _read(str(source), split, version)
-    if (first or last) and form != "livecodebench":
-        raise ValueError(f"{source} has no dates: start_date and end_date are for LiveCodeBench")
+    first, last = _day(start_date), _day(end_date)
     strata = {part.strip() for part in difficulty.split(",")} if difficulty else None
+    form, split, rows = _read(str(source), split, version)
     order = list(range(len(rows)))
     if seed is not None:
         random.Random(seed).shuffle(order)
 
-    problems, left_out, bad, outside = {}, [], [], 0
+    taken, left_out, bad, outside = {}, [], [], 0
     for i in order:
-        if limit is not None and len(problems) + len(left_out) >= limit:
+        if limit is not None and len(taken) + len(left_out) >= limit:
             break
         row, label = rows[i], f"row {i + 1}"
         try:
             if not isinstance(row, dict):
-                raise ValueError("not a JSON object")
+                raise TypeError(f"{str(row)[:40]}, expected a JSON object")
             label = next((str(row[key]) for key in ("task_id", "question_id", "id") if key in row), label)
-            day = _day(row["contest_date"], "contest_date") if first or last else None
-            stratum = row.get("gpt_difficulty" if form == "kodcode" else "difficulty")
-            if (day and not (first or day) <= day <= (last or day)) or (strata and str(stratum) not in strata) or (
-                form == "mbpp" and not MBPP_IDS[split][0] <= row["task_id"] <= MBPP_IDS[split][1]
-            ):  # fmt: skip
+            day = _day(row["contest_date"] or "none") if first or last else None
+            stratum = str(row.get("gpt_difficulty" if form == "kodcode" else "difficulty"))
+            if (day and not (first or day) <= day <= (last or day) or strata and stratum not in strata
+                    or form == "mbpp" and not MBPP_IDS[split][0] <= int(row["task_id"]) <= MBPP_IDS[split][1]):
                 outside += 1
                 continue
             problem = CONVERT[form](row)
             _check(problem)
-            if problem.id in problems:
+            if taken.setdefault(problem.id, problem) is not problem:
                 raise ValueError("another problem has this id")
-            problems[problem.id] = problem
-        except KeyError as error:
-            left_out.append((label, f"the field {error} is missing"))
-        except Exception as error:  # noqa: BLE001  a row may hold anything; what is wrong with it is reported, not raised
-            left_out.append((label, f"{type(error).__name__}: {error}"[:300]))
-    loaded = list(problems.values())
+        except Exception as error:  # noqa: BLE001  a row may hold anything; what is wrong with it is reported
+            missing = isinstance(error, KeyError)
+            reason = f"the field {error} is missing" if missing else f"{type(error).__name__}: {error}"
+            left_out.append((label, reason[:300]))
+    problems = list(taken.values())
     if execute is not None:
-        loaded = _verified(loaded, execute, cache, left_out, bad)
+        problems = _verified(problems, execute, cache, left_out, bad)
     elif form == "humaneval":
-        loaded = [replace(problem, public_tests=[]) for problem in loaded]
+        problems = [replace(problem, public_tests=[]) for problem in problems]
 
-    say = [f"{source}: {len(rows)} rows, {outside} outside of what was asked for, {len(left_out)} left out, {len(loaded)} problems"]
+    say = [f"{source}: {len(problems)} problems; of {len(rows)} rows {len(left_out)} left out, {outside} not asked for"]
     say += [f"  left out: {label}: {reason}" for label, reason in left_out]
     say += [f"  not a public test, since the reference fails it: {label}: {test}" for label, test in bad]
-    if execute is None and form == "humaneval":
-        say += ["  docstring examples do not serve as public tests: nothing was run that could verify them"]
-    if oracle := sum(not problem.public_tests for problem in loaded):
+    if execute is None and any(problem.reference for problem in problems):
+        say += ["  no reference was run" + ", so docstring examples do not serve as public tests" * (form == "humaneval")]
+    if oracle := sum(not problem.public_tests for problem in problems):
         say += [f"  {oracle} problems have no public tests: feedback on them comes from all tests (oracle feedback)"]
     print("\n".join(say), file=sys.stderr)
     if dropped is not None:
         dropped += left_out
-    if not loaded:
-        why = f", the first, {left_out[0][0]}, because: {left_out[0][1]}" if left_out else ""
-        raise ValueError(f"{source}: no problem is left of {len(rows)} rows: {outside} are outside of the split, dates or "
-                         f"difficulty asked for, and {len(left_out)} were left out{why}")  # fmt: skip
-    return loaded
+    if not problems:
+        why = f"; the first one, {left_out[0][0]}: {left_out[0][1]}" if left_out else ""
+        raise ValueError(f"{source}: none of {len(rows)} rows is left: {outside} are outside of the split, dates or "
+                         f"difficulty asked for, {len(left_out)} were left out{why}")
+    return problems
 
 
 def livecodebench_files(version: str) -> list[str]:
@@ -157,9 +129,9 @@ def livecodebench_files(version: str) -> list[str]:
     """
     match = re.fullmatch(r"release_v([1-6])|v([1-6])(?:_v([1-6]))?", version)
     if not match:
-        raise ValueError(f"unknown LiveCodeBench version {version!r}: expected release_v1 to release_v6, v1 to v6, or v4_v6")
-    first, last = (1, match[1]) if match[1] else (int(match[2]), match[3] or match[2])
-    return [f"test{n if n > 1 else ''}.jsonl" for n in range(first, int(last) + 1)]
+        raise ValueError(f"unknown LiveCodeBench version {version!r}: expected release_v1 to release_v6, v1 to v6, v4_v6")
+    first, last = match[2] or 1, match[1] or match[3] or match[2]
+    return [f"test{n if n > 1 else ''}.jsonl" for n in range(int(first), int(last) + 1)]
 
 
 def docstring_examples(prompt: str, entry_point: str) -> list[str]:
@@ -170,28 +142,29 @@ def docstring_examples(prompt: str, entry_point: str) -> list[str]:
     >>> docstring_examples('def f(x):\\n    "f(2) => 4, f(x) => x"\\n', "f")
     ['assert f(2) == 4']
     """
-    first = _function(prompt, entry_point).body[0]
-    if not (isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str)):
+    target = _function(prompt, entry_point)
+    if ast.get_docstring(target) is None:
         return []
     # The source and not the value: an escape in an example belongs to the example's own string.
-    text = ast.get_source_segment(prompt, first.value).strip("\"'")
+    text = ast.get_source_segment(prompt, target.body[0]).strip("\"'")
     try:  # an interpreter shows nothing for None
         found = [(example.source, example.want or "None") for example in doctest.DocTestParser().get_examples(text)]
     except ValueError:  # badly indented: the inline search below reads what can be read
         found = []
     for start in re.finditer(rf"(?<![\w.]){re.escape(entry_point)}\(", text):
-        tail = text[start.start() :]
-        call = next((tail[: end.end()] for end in re.finditer(r"\)", tail) if _expression(tail[: end.end()])), "")
-        line = tail[len(call) :].partition("\n")[0].rstrip(" .,;")
-        if call and (sign := re.match(r"[ \t]*(# *)?(==>|=>|->|\u279e|==|=|should return|returns?) *", line)):
-            line = line[sign.end() :]
-            ends = [end for end in range(len(line), 0, -1) if not re.match(r"[\w\"'.]| *[-+*/=]", line[end:])]
-            found.append((call, next((line[:end] for end in ends if _constant(line[:end])), "")))
+        tail = text[start.start():]
+        call = next((tail[:end.end()] for end in re.finditer(r"\)", tail) if _expression(tail[:end.end()])), "")
+        line = tail[len(call):].partition("\n")[0].rstrip(" .,;")
+        if sign := re.match(r"[ \t]*(# *)?(==>|=>|->|\u279e|==|=|should return|returns?) *", line):
+            line = line[sign.end():]
+            starts = (line[:end] for end in range(len(line), 0, -1)
+                      if line[end - 1] not in ".," and not re.match(r"\.?\w|[\"']| *[-+*/=]", line[end:]))
+            found.append((call, next(filter(_constant, starts), "")))
     asserts = []
     for source, want in found:
         call, result = _expression(source), _constant(want)
-        names = {node.id for node in ast.walk(call) if isinstance(node, ast.Name)} if isinstance(call, ast.Call) else ()
-        if result and entry_point in names and names <= {entry_point, *dir(builtins)}:
+        names = {node.id for node in ast.walk(call) if isinstance(node, ast.Name)} if call else set()
+        if isinstance(call, ast.Call) and result and entry_point in names <= {entry_point, *dir(builtins)}:
             asserts.append(f"assert {ast.unparse(call)} == {result}")
     return list(dict.fromkeys(asserts))
 
@@ -214,19 +187,19 @@ def private_tests(text: str) -> list[dict]:
 
 
 class _StringUnpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:  # a pickle runs code through the globals it names; a string needs none
+    def find_class(self, module: str, name: str) -> Any:  # a pickle runs code through what it names; a string needs none
         raise pickle.UnpicklingError(f"the private tests name {module}.{name}: nothing but a string is unpickled")
 
 
 def _humaneval(row: dict) -> Problem:
     prompt, name = row["prompt"], row["entry_point"]
     target = _function(prompt, name)
-    above = "".join(prompt.splitlines(keepends=True)[: target.lineno - 1]).strip()
-    inside = [ast.unparse(node) for node in target.body if isinstance(node, ast.Import | ast.ImportFrom)]  # HumanEval/115
+    above = "".join(prompt.splitlines(keepends=True)[:target.lineno - 1]).strip()
+    inside = [ast.unparse(node) for node in target.body if isinstance(node, ast.Import | ast.ImportFrom)]  # in 115
     message = _message("Complete this program.\n\n" + _fence(prompt), [name])
     public = docstring_examples(prompt, name)  # not repeated in the message: the docstring shows them
     return Problem(row["task_id"], message, [row["test"]], public, name, "assert",
-                   reference=prompt + row["canonical_solution"], context="\n".join([above, *inside]).strip())  # fmt: skip
+                   reference=prompt + row["canonical_solution"], context="\n".join([above, *inside]).strip())
 
 
 def _mbpp(row: dict) -> Problem:
@@ -235,31 +208,32 @@ def _mbpp(row: dict) -> Problem:
     tests = [f"{setup}\n{test}".strip() for test in row["test_list"]]
     needed = _needed(code, "\n".join(tests))
     calls = [node.func for node in ast.walk(_parse(row["test_list"][0])) if isinstance(node, ast.Call)]
-    names = [call.id for call in calls if isinstance(call, ast.Name) and call.id in needed]  # not the wrapper in set(f(x))
+    names = [call.id for call in calls if isinstance(call, ast.Name) and call.id in needed]  # not the set of set(f(x))
     if not names:
         raise ValueError("the first test calls nothing that the reference defines")
     message = _message(row["text"] if "text" in row else row["prompt"], needed, public=tests[:1])
     return Problem(f"Mbpp/{row['task_id']}", message, tests, tests[:1], names[0], "assert",
-                   reference=code, context="\n".join(row.get("test_imports") or []))  # fmt: skip
+                   reference=code, context="\n".join(row.get("test_imports") or []))
 
 
 def _livecodebench(row: dict) -> Problem:
     public, private = json.loads(row["public_test_cases"]), private_tests(row["private_test_cases"])
     kinds = {case["testtype"] for case in public + private}
     if not private or kinds not in ({"stdin"}, {"functional"}):
-        raise ValueError(f"{len(private)} private tests, test types {sorted(kinds)}: expected tests, either stdin or functional")
-    kind, name = kinds.pop(), ""
+        raise ValueError(f"{len(private)} private tests, types {sorted(kinds)}: expected some, stdin or functional")
+    kind, names = kinds.pop(), []
     cases = [[case["input"], case["output"]] for case in public + private]
     if kind == "functional":  # one JSON value a line, in the order of the arguments
-        name = (row["metadata"] if isinstance(row["metadata"], dict) else json.loads(row["metadata"]))["func_name"]
-        cases = [[[json.loads(x) for x in given.split("\n") if x.strip()], json.loads(expected)] for given, expected in cases]
-    shown = cases[: len(public)]
-    message = _message(row["question_content"], [name] * bool(name), row.get("starter_code") or "", shown, kind)
+        names = [(row["metadata"] if isinstance(row["metadata"], dict) else json.loads(row["metadata"]))["func_name"]]
+        cases = [[[json.loads(x) for x in given.split("\n") if x.strip()], json.loads(want)] for given, want in cases]
+    shown = cases[:len(public)]
+    message = _message(row["question_content"], names, row.get("starter_code") or "", shown, kind)
     # The official harness puts these imports first, so that starter code may say List without importing it.
-    modules = "string re datetime collections heapq bisect copy math random statistics itertools functools operator io sys json"
-    imports = [f"from {module} import *" for module in f"{modules} builtins typing".split()]
-    imports += [f"import {modules.replace(' ', ', ')}", "sys.setrecursionlimit(50000)"]
-    return Problem(str(row["question_id"]), message, cases, shown, name, kind, row.get("difficulty"), None, "\n".join(imports))
+    modules = ("string", "re", "datetime", "collections", "heapq", "bisect", "copy", "math", "random", "statistics",
+               "itertools", "functools", "operator", "io", "sys", "json")
+    imports = [*(f"from {m} import *" for m in (*modules, "builtins", "typing")), *(f"import {m}" for m in modules)]
+    return Problem(str(row["question_id"]), message, cases, shown, "".join(names), kind, row.get("difficulty"),
+                   context="\n".join([*imports, "sys.setrecursionlimit(50000)"]))
 
 
 def _kodcode(row: dict) -> Problem:
@@ -277,14 +251,10 @@ def _kodcode(row: dict) -> Problem:
     return Problem(str(row["question_id"]), message, [tests], [], name, "assert", row.get("gpt_difficulty"), solution)
 
 
-def _problem(row: dict) -> Problem:
-    names = [field.name for field in fields(Problem)]
-    if unknown := sorted(row.keys() - set(names)):
-        raise ValueError(f"unknown field {unknown[0]!r}, expected {', '.join(names)}")
-    return Problem(**{"public_tests": [], "entry_point": "", **row, "prompt": row["prompt"], "id": row["id"]})
-
-
-CONVERT = {"humaneval": _humaneval, "mbpp": _mbpp, "livecodebench": _livecodebench, "kodcode": _kodcode, "problem": _problem}
+CONVERT = {"humaneval": _humaneval, "mbpp": _mbpp, "livecodebench": _livecodebench, "kodcode": _kodcode,
+           "own": lambda row: Problem(**{"public_tests": [], "entry_point": "", **row})}
+FIELDS = {"canonical_solution": "humaneval", "test_list": "mbpp", "private_test_cases": "livecodebench",
+          "solution": "kodcode", "kind": "own"}  # a field that only this format has
 
 
 def _message(statement: str, names: list, code: str = "", public: list = (), kind: str = "assert") -> str:
@@ -296,7 +266,7 @@ def _message(statement: str, names: list, code: str = "", public: list = (), kin
         parts.append("The program must define " + ", ".join(f"`{name}`" for name in names) + ".")
     if kind == "stdin":
         parts.append("The program reads standard input and prints the answer to standard output.")
-        parts += [f"Input:\n\n{_fence(given, '')}\n\nOutput:\n\n{_fence(expected, '')}" for given, expected in public]
+        parts += [f"Input:\n\n{_fence(given, '')}\n\nOutput:\n\n{_fence(want, '')}" for given, want in public]
     elif public:
         calls = [f"{names[0]}({', '.join(map(repr, test[0]))}) == {test[1]!r}" for test in public if kind == "functional"]
         parts.append("It must pass:\n\n" + _fence("\n".join(calls or public)))
@@ -304,19 +274,13 @@ def _message(statement: str, names: list, code: str = "", public: list = (), kin
 
 
 def _fence(code: str, tag: str = "python") -> str:
-    return f"```{tag}\n{code.strip(chr(10))}\n```"
+    return f"```{tag}\n" + code.strip("\n") + "\n```"
 
 
-def _parse(code: str, mode: str = "exec") -> ast.AST:
-    with warnings.catch_warnings(action="ignore"):  # about escapes in a data set's strings
+def _parse(code: str, mode: str = "exec") -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about escapes in a data set's strings
         return ast.parse(code, mode=mode)
-
-
-def _function(prompt: str, name: str) -> ast.FunctionDef:
-    found = [node for node in _parse(prompt).body if isinstance(node, ast.FunctionDef) and node.name == name]
-    if not found:
-        raise ValueError(f"the prompt does not define {name}")
-    return found[-1]
 
 
 def _expression(text: str) -> ast.expr | None:
@@ -329,27 +293,32 @@ def _expression(text: str) -> ast.expr | None:
 def _constant(text: str) -> str:
     """`text` in one line if it is a constant, else ""."""
     try:
-        ast.literal_eval(text.strip())
-        return ast.unparse(_expression(text))
-    except (SyntaxError, ValueError, TypeError):
+        return ast.unparse(tree) if (tree := _expression(text)) and ast.literal_eval(tree) is not ... else ""
+    except (ValueError, TypeError):
         return ""
+
+
+def _function(prompt: str, name: str) -> ast.FunctionDef:
+    found = [node for node in _parse(prompt).body if isinstance(node, ast.FunctionDef) and node.name == name]
+    if not found:
+        raise ValueError(f"the prompt does not define {name}")
+    return found[-1]
 
 
 def _needed(code: str, tests: str) -> list[str]:
     """The names that `code` defines and `tests` use without defining them themselves, in the order of `code`."""
-    used, own, defined = _parse(tests), *([n.name for n in _parse(t).body if hasattr(n, "name")] for t in (tests, code))
-    names = {name for node in ast.walk(used) for name in (getattr(node, "id", ""), getattr(node, "name", ""))}
-    return [name for name in dict.fromkeys(defined) if name in names and name not in own]
+    defined, own = ([node.name for node in _parse(text).body if hasattr(node, "name")] for text in (code, tests))
+    used = {getattr(node, "id", getattr(node, "name", "")) for node in ast.walk(_parse(tests))}
+    return [name for name in dict.fromkeys(defined) if name in used and name not in own]
 
 
 def _check(problem: Problem) -> None:
     """Raise if a problem cannot be shown or scored, or holds a lone surrogate, which no file takes."""
     if problem.kind not in ("assert", "stdin", "functional"):
         raise ValueError(f"kind is {problem.kind!r}, expected assert, stdin or functional")
-    for name in ("id", "prompt", "entry_point"):
-        value, optional = getattr(problem, name), name == "entry_point" and problem.kind != "functional"
-        if not isinstance(value, str) or not (value.strip() or optional):
-            raise ValueError(f"{name} is {value!r}, expected text")
+    for name in ("id", "prompt", "entry_point")[:3 if problem.kind == "functional" else 2]:
+        if not isinstance(getattr(problem, name), str) or not getattr(problem, name).strip():
+            raise ValueError(f"{name} is {getattr(problem, name)!r}, expected text")
     if not problem.tests:
         raise ValueError("no tests")
     for test in [*problem.tests, *problem.public_tests]:
@@ -363,46 +332,38 @@ def _check(problem: Problem) -> None:
 def _verified(problems: list, execute: Callable, cache: str | Path | None, left_out: list, bad: list) -> list[Problem]:
     """Run the references, in one call of `execute`; verdicts known before come from a JSON file, keyed by content."""
     file = Path(cache).expanduser() / "references.json" if cache else None
-    try:
-        known = json.loads(file.read_text()) if file and file.exists() else {}
-    except ValueError as error:
-        raise ValueError(f"{file} is damaged ({error}): delete it, and the references run again") from None
+    known = json.loads(file.read_text()) if file and file.exists() else {}
     keys = [hashlib.sha256(json.dumps([asdict(p), sys.version_info[:2]]).encode()).hexdigest() for p in problems]
-    jobs, new = [], []
-    for key, problem in zip(keys, problems):
-        if problem.reference and key not in known:
-            extra = [test for test in problem.public_tests if test not in problem.tests]
-            single = [replace(problem, tests=[test], public_tests=[]) for test in extra]
-            jobs += [(problem, "pass"), *((each, problem.reference) for each in [problem, *single])]
-            new.append((key, extra))
+    new = {key: p for key, p in zip(keys, problems) if p.reference and key not in known}
+    extra = {key: [test for test in p.public_tests if test not in p.tests] for key, p in new.items()}
+    jobs = []
+    for key, p in new.items():
+        jobs += [(p, "pass"), (p, p.reference)]
+        jobs += [(replace(p, tests=[test], public_tests=[]), p.reference) for test in extra[key]]
     results = iter(execute(jobs) if jobs else [])
-    for key, extra in new:
+    for key in new:
         empty, right = next(results), next(results)
         reason = "an empty program passes its tests" if empty.reward == 1 else ""
         if right.reward != 1:
             reason = f"its reference fails its own tests ({right.status}): {right.feedback}"[:300]
-        known[key] = [reason, [test for test in extra if next(results).reward != 1]]
+        known[key] = [reason, [test for test in extra[key] if next(results).reward != 1]]
     if new and file:
         file.parent.mkdir(parents=True, exist_ok=True)
         part = file.with_suffix(f".{os.getpid()}")
         part.write_text(json.dumps(known))
         os.replace(part, file)  # whole or not at all: another run may be reading it
-    kept = []
-    for key, problem in zip(keys, problems):
-        reason, wrong = known.get(key, ["", []])
-        if reason:
-            left_out.append((problem.id, reason))
-        else:
-            bad += [(problem.id, test) for test in wrong]
-            kept.append(replace(problem, public_tests=[test for test in problem.public_tests if test not in wrong]))
-    return kept
+    verdicts = [known.get(key, ["", []]) for key in keys]
+    left_out += [(p.id, reason) for p, (reason, _) in zip(problems, verdicts) if reason]
+    bad += [(p.id, test) for p, (reason, wrong) in zip(problems, verdicts) for test in wrong if not reason]
+    return [replace(p, public_tests=[test for test in p.public_tests if test not in wrong])
+            for p, (reason, wrong) in zip(problems, verdicts) if not reason]
 
 
-def _day(value: Any, name: str) -> date | None:
+def _day(value: Any) -> date | None:
     try:
         return date.fromisoformat(str(value)[:10]) if value else None  # the text of a datetime begins with its date
     except ValueError:
-        raise ValueError(f"{name} is {str(value)[:40]!r}: expected a date like 2025-01-31") from None
+        raise ValueError(f"{str(value)[:40]!r} is no date: expected one like 2025-01-31") from None
 
 
 def _read(name: str, split: str | None, version: str | None) -> tuple[str, str | None, Any]:
@@ -414,34 +375,33 @@ def _read(name: str, split: str | None, version: str | None) -> tuple[str, str |
         splits = SPLITS[form]
     else:
         rows = _file_rows(Path(name))
-        form = next((form for row in rows for form in FIELDS if isinstance(row, dict) and FIELDS[form] <= row.keys()), None)
+        form = next((FIELDS[key] for row in rows if isinstance(row, dict) for key in FIELDS if key in row), None)
         if form is None:
-            raise ValueError(f"{name}: none of its {len(rows)} rows has the fields of {', '.join(FIELDS)}")
-        splits = SPLITS.get(form, [None])[: None if form == "mbpp" else 1]
+            raise ValueError(f"{name}: none of its {len(rows)} rows has one of the fields {', '.join(FIELDS)}")
+        splits = SPLITS[form][:None if form == "mbpp" else 1]
     if split is not None and split not in splits:
-        raise ValueError(f"{name} has no split {split!r}: expected {splits}")
+        raise ValueError(f"{name} has no split {split!r}: expected {' or '.join(map(str, splits))}")
     split = split or splits[0]
     if name not in HUB:
         return form, split, rows
+    import datasets  # slow, and of no use for a JSON file
+
+    request = {"path": where, "name": config, "split": "train+test+validation+prompt" if form == "mbpp" else split}
     if form == "livecodebench":
         files = livecodebench_files(version or "release_v6")
         print(f"livecodebench {version or 'release_v6'} is {', '.join(files)}", file=sys.stderr)
         request = {"path": "json", "data_files": [f"{where}/{file}" for file in files], "split": "train"}
-    else:
-        request = {"path": where, "name": config, "split": "train+test+validation+prompt" if form == "mbpp" else split}
-    import datasets  # slow, and of no use for a JSON file
-
     try:
         return form, split, datasets.load_dataset(**request)
     except Exception as error:
         short = f"{type(error).__name__}: {error}".partition("\n")[0][:200]
-        raise ValueError(f"cannot load {where} from the hub ({short}); a local file of the same format will do") from error
+        raise ValueError(f"cannot load {where} from the hub ({short}); a local file of its format will do") from error
 
 
 def _file_rows(path: Path) -> list:
     if not path.is_file():
-        known = f"expected a file or one of {', '.join(HUB)}"
-        raise FileNotFoundError(f"{path}: no such file; {known}") if path.suffix else ValueError(f"unknown problems {path}: {known}")
+        kind, what = (FileNotFoundError, "no such file") if path.suffix else (ValueError, "unknown problems")
+        raise kind(f"{path}: {what}, expected a file or one of {', '.join(HUB)}")
     if path.suffix == ".parquet":
         import datasets
 
@@ -455,5 +415,5 @@ def _file_rows(path: Path) -> list:
         try:
             rows.append(json.loads(line))
         except ValueError:
-            rows.append(None)  # reported by its number
+            rows.append("a line that is not JSON")  # reported by its number
     return rows
