@@ -16,7 +16,7 @@ import random
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -28,15 +28,11 @@ from transformers.utils import logging as transformers_logging
 
 import executor
 import toy
-from evaluate import distinct, evaluate, share, table
+from evaluate import distinct, evaluate, option, share, table
 from grpo import grpo_loss, mean_stats, micro_batches, rows_logprobs, why_padded
 from problems import load_problems
 from propagate import group_advantages, inter_prune, intra_prune, propagate
 from tree import Node, autocast, build_trees, draw, groups, load_model, make_sampler, pick_device, to_dict, walk
-
-
-def option(default: Any, help: str) -> Any:
-    return field(default=default, metadata={"help": help})
 
 
 @dataclass
@@ -56,7 +52,7 @@ class Config:
     inter_budget: int | None = option(None, "InterP: groups kept per tree, those of largest credit spread [paper]; none: all")
     intra_budget: int | None = option(None, "IntraP: members kept per group, of largest credit variance [paper]; none: all")
     problems_per_step: int = option(8, "rollout trees per step [ours]")
-    steps: int = option(100, "steps of the run [ours]")
+    steps: int = option(150, "steps of the run [ours]")
     temperature: float = option(1.0, "sampling temperature, applied to the log-probabilities too [ours]")
     max_new_tokens: int = option(16, "cap on a completion, in tokens; one without an end token by then is counted as truncated")
     enable_thinking: bool = option(False, "ask the chat template for the model's thinking mode")
@@ -78,7 +74,7 @@ class Config:
     mask_truncated: bool = option(False, "leave truncated completions out of the loss [ours]")
     gradient_checkpointing: bool = option(False, "recompute activations in the backward pass: less memory, more time")
     lora_rank: int = option(0, "train LoRA adapters of this rank through peft (install it yourself); 0: all weights")
-    eval_every: int = option(50, "steps between evaluations, besides the one before and the one after; 0: only those two")
+    eval_every: int = option(75, "steps between evaluations, besides the one before and the one after; 0: only those two")
     eval_count: int = option(120, "held-out problems")
     eval_iterations: int = option(5, "k of Iter-1..k [paper: 5]")
     eval_temperature: float = option(1.0, "temperature of evaluation; 0 is greedy")

@@ -20,10 +20,10 @@ from typing import Any
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from tqdm import tqdm
-from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from problems import Problem
-from tree import Messages, encode, first_messages, load_model, refinement_messages
+from tree import Messages, encode, first_messages, refinement_messages
 
 WORLDS = ("doctest", "cutoff")
 INPUTS = range(16)

@@ -10,13 +10,17 @@ Out: trees of `Node`s. A tree is its root node (turn 0, nothing sampled); a grou
 Token ids are the truth: `prompt_ids` and `completion_ids` are what was sampled, and text is never tokenised again.
 """
 
+import argparse
 import ast
+import json
 import re
+import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -341,3 +345,56 @@ def make_sampler(
         return [a if a is None or draws == n else a * n for a in answers]
 
     return sample
+
+
+def main() -> None:
+    """Draw the trees of a run, or, without a file, grow one on a script and draw it."""
+    parser = argparse.ArgumentParser(description="Draw rollout trees of a run's trees.jsonl; without a file, a scripted one.")
+    parser.add_argument("file", nargs="?", help="trees.jsonl of a run")
+    parser.add_argument("--step", type=int, help="only the trees of this step")
+    parser.add_argument("--width", type=int, help="show at most so many attempts of a group, and count the others")
+    args = parser.parse_args()
+    if args.file is None:
+        return demonstrate()
+    try:
+        lines = [json.loads(line) for line in open(args.file, encoding="utf-8")]
+        trees = [from_dict(line) for line in lines if args.step in (None, line["step"])]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        sys.exit(f"tree.py: {args.file} is no trees.jsonl of murphy.py ({type(error).__name__}: {error})")
+    if not trees:
+        sys.exit(f"tree.py: {args.file} has no step {args.step}; it has {sorted({line['step'] for line in lines})}")
+    print("\n\n".join(draw(tree, args.width) for tree in trees))
+
+
+def from_dict(plain: dict) -> Node:
+    """A tree as `to_dict` wrote it, without its ids: enough to draw."""
+    fields = {name: plain[name] for name in Node.__dataclass_fields__ if name in plain and name not in ("children", "problem")}
+    problem = SimpleNamespace(id=plain["problem"]) if plain["problem"] is not None else None
+    return Node(**fields, problem=problem, children=[from_dict(child) for child in plain["children"]])
+
+
+def demonstrate() -> None:
+    """A scripted policy that reads its feedback and a scripted executor: the tree after each turn."""
+    problem = SimpleNamespace(id="double x", prompt="Write f(x), twice x.", entry_point="f")
+    answers = iter(["x + 2", "x * 3", "x * 2", "x + x", "x + 3", "2"])
+
+    def sample(prompts: list[Messages], n: int) -> list[list[Completion]]:
+        for prompt in prompts:
+            print(f"sample {n} completions of: " + prompt[-1]["content"].replace("\n", " / "))
+        return [[Completion("def f(x): return " + next(answers, "0")) for _ in range(n)] for _ in prompts]
+
+    def execute(jobs: list) -> list:
+        right = [code.endswith(("x * 2", "x + x")) for _, code in jobs]
+        feedback = {"x + 2": "f(5) returned 7, expected 10", "x * 3": "f(1) returned 3, expected 2"}
+        return [SimpleNamespace(reward=float(r), status="", public_passed=r, feedback=feedback.get(code[17:], "wrong"))
+                for r, (_, code) in zip(right, jobs, strict=True)]
+
+    (tree,) = build_trees([problem], sample, execute, turns=2, group_size=2)
+    for node in walk(tree):  # MARS in one line for two turns; propagate.py has it for any tree
+        node.credit = max([node.reward, *(child.reward for child in node.children)])
+    print("\nBoth first attempts fail, and the feedback on one of them leads to a solution: that one earns the credit.\n")
+    print(draw(tree))
+
+
+if __name__ == "__main__":
+    main()
