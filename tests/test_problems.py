@@ -450,6 +450,11 @@ def test_a_sample_is_shuffled_by_its_seed_and_without_one_the_first_come(tmp_pat
     assert len(ids(difficulty="easy,hard")) == 40
 
 
+def test_a_row_left_out_of_a_sample_is_not_made_up_for(tmp_path):
+    path = write(tmp_path, asdict(OWN), "{broken", *[asdict(OWN) | {"id": str(n)} for n in range(5)])
+    assert [p.id for p in load_problems(path, limit=3)] == ["own/1", "0"]
+
+
 def test_references_run_once_in_one_call_and_their_verdicts_are_kept(tmp_path):
     wrong = MBPP | {"task_id": 602, "code": "def twice(x):\n    return x"}
     path, calls = write(tmp_path, MBPP, wrong), []
