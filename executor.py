@@ -510,9 +510,10 @@ class Run:
         if report["why"]:
             status, text = report["why"], {"timeout": "ran out of time", "memory": "used too much memory"}[report["why"]]
         if not text:
-            status = "ended" if report["code"] == 0 else "error"
-            text = f"was ended by {signal.Signals(-report['code']).name}" if report["code"] < 0 else \
-                f"ended with exit code {report['code']}"
+            code = report["code"]
+            status = "ended" if code == 0 else "error"
+            text = "ended before it answered" if code in (0, -signal.SIGKILL) else f"ended with exit code {code}" if code > 0 \
+                else f"was ended by {signal.Signals(-code).name}"  # (SIGKILL may be ours: it had closed its socket)
         self.death = Died(status, text)
         raise self.death
 
@@ -576,7 +577,7 @@ class Run:
     def functional(self) -> None:
         function = Remote(self, "entry:" + self.plan.entry, self.plan.entry)
         for number, (args, expected) in enumerate(self.plan.cases):
-            with Test(self, number, same) as test:
+            with Point(self, number, same) as test:
                 test(function(*args), expected)
 
     def stdin(self) -> None:
@@ -620,7 +621,7 @@ class Run:
 
     def code_tests(self) -> None:
         plan = self.plan
-        space = {"__name__": "test", "__test__": functools.partial(Test, self), "__builtins__": Builtins(vars(builtins))}
+        space = {"__name__": "test", "__test__": functools.partial(Point, self), "__builtins__": Builtins(vars(builtins))}
         for code in plan.imports:
             try:
                 exec(code, space)
@@ -644,12 +645,16 @@ class Run:
         """Run a piece of test code; what breaks it is told for those of its tests that were not reached."""
         try:
             action(*args)
-        except Control:
+        except Unscorable:
             raise
         except BaseException as error:
             for number in range(first, last):
                 if self.outcomes[number] is None:
                     self.note(number, False, *self.explain(error, self.plan.sources[number]))
+                    if isinstance(error, Died):
+                        break  # one of them tells of the end; the others had no chance
+            if isinstance(error, Died):
+                raise
 
     def call_test(self, space: dict, owner: str | None, name: str) -> None:
         for values in getattr(getattr(space[owner], name) if owner else space[name], "cases", [{}]):
@@ -685,13 +690,13 @@ class Run:
                     feedback=cut(text, int(self.limits["feedback_chars"])), public_passed=public_passed)
 
 
-class Test:
+class Point:
     """The context around one test: called with (left, right) or (truth); leaving it notes the outcome."""
 
     def __init__(self, run: Run, number: int, equal: Any = operator.eq) -> None:
         self.run, self.number, self.equal, self.passed, self.line = run, number, equal, True, ""
 
-    def __enter__(self) -> "Test":
+    def __enter__(self) -> "Point":
         return self
 
     def __call__(self, *values) -> None:
@@ -754,6 +759,8 @@ class Remote:
 def _operator(name: str) -> Any:
     def method(self, *args):
         dunder, free = f"__{name}__", "iterator" in self._names and name in ("iter", "next")
+        if name in ("eq", "ne") and not (args and isinstance(args[0], Remote)):
+            return name == "ne"  # plain data is the answer itself: no object equals it
         if free or self._run and {dunder, "__eq__" if name == "ne" else dunder} & self._run.plan.operators:
             swapped = name[0] == "r" and name != "round"
             return self._run.ask(self._label, name[1:] if swapped else name, (*args, self) if swapped else (self, *args), {})
@@ -914,14 +921,18 @@ class Zygote:
     def __init__(self, folder: str, mode: str) -> None:
         self.warnings, flags = [], ["-s", "-P"] if sys.version_info >= (3, 11) else ["-I"]  # -I, but keep our hash seed
         ladder = {"namespaces user filter": "it can see your files, processes and network",
-                  "user filter": "it runs with your user id", "filter": "its system calls are not filtered", "": ""}
-        for features, lacking in list(ladder.items())[mode == "plain" or sys.platform != "linux":]:
-            self.socket, theirs = socket.socketpair()
-            subprocess.Popen([sys.executable, *flags, os.path.abspath(__file__), "--zygote", str(theirs.fileno()), folder, features],
-                             cwd="/", env=ENVIRONMENT, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-            theirs.close()
-            self.socket.settimeout(60)
-            fault = receive(self.socket)
+                  "user filter": "it has your user id", "filter": "its system calls are not filtered", "": "nothing is left"}
+        for features, lacking in ladder.items():
+            fault = "" if sys.platform == "linux" else "not Linux"
+            fault = "MURPHY_ISOLATION is plain" if mode == "plain" else fault
+            if not fault or "namespaces" not in features:
+                self.socket, theirs = socket.socketpair()
+                subprocess.Popen([sys.executable, *flags, os.path.abspath(__file__), "--zygote", str(theirs.fileno()), folder,
+                                  features], cwd="/", env=ENVIRONMENT, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
+                                 stdout=subprocess.DEVNULL)
+                theirs.close()
+                self.socket.settimeout(60)
+                fault = receive(self.socket)
             if not fault:  # a first program shows whether programs can live in there
                 trial = Plan("functional", [[[], 1]], (), "f", "", "")
                 result = Run(trial, "import os\ndef f(): return len(open(os.__file__).read(1))", LIMITS, self).result()
@@ -1007,12 +1018,14 @@ def mount(source: str, target: str, kind: str | None, flags: int, options: str =
     _c("mount", source.encode(), target.encode(), kind and kind.encode(), ctypes.c_ulong(flags), options.encode())
 
 
+SCRATCH = "size=64m,nr_inodes=4096,mode=1777"  # of the folder that a program may write to
 RDONLY, NOSUID, NODEV, NOEXEC, REMOUNT, BIND, REC, PRIVATE, NEWUSER, NEWALL = (
     1, 2, 4, 8, 32, 4096, 16384, 1 << 18, 1 << 28, 0x6C020000)  # NEWALL: mount, uts, ipc, pid and net
 
 
-def enter_namespaces(folder: str) -> None:
-    """Own user (unless root), mount, pid, net and ipc namespaces, and a root with nothing but python and an empty /tmp."""
+def enter_namespaces(folder: str) -> str:
+    """Own user (unless root), mount, pid, net and ipc namespaces, and a root with nothing but python and an empty folder:
+    /tmp, or /scratch where python itself lies in /tmp. Returns that folder."""
     uid, gid = os.getuid(), os.getgid()
     _c("unshare", NEWALL | (NEWUSER if uid else 0))
     if uid:
@@ -1041,10 +1054,11 @@ def enter_namespaces(folder: str) -> None:
                 keep = os.statvfs(path).f_flag & (NOEXEC | 1024 | 2048)
                 mount("none", inside, None, BIND | REMOUNT | RDONLY | NOSUID | NODEV | keep)
             bound.append(path)
-    for name, target in ("dev/stdin", "/proc/self/fd/0"), ("dev/stdout", "/proc/self/fd/1"), ("dev/shm", "/tmp"):
+    scratch = "/scratch" if os.path.exists(folder + "/tmp") else "/tmp"
+    for name, target in ("dev/stdin", "/proc/self/fd/0"), ("dev/stdout", "/proc/self/fd/1"), ("dev/shm", scratch):
         os.symlink(target, f"{folder}/{name}")
-    for name in ("proc", "tmp"):
-        os.mkdir(f"{folder}/{name}")
+    for name in ("/proc", scratch):
+        os.mkdir(folder + name)
     try:
         mount("proc", folder + "/proc", "proc", NOSUID | NODEV | NOEXEC, "hidepid=2")
     except OSError:
@@ -1053,6 +1067,8 @@ def enter_namespaces(folder: str) -> None:
     _c("syscall", {"x86_64": 155, "aarch64": 41}[os.uname().machine], b".", b".")  # pivot_root
     _c("umount2", b".", 2)
     mount("none", "/", None, REMOUNT | BIND | RDONLY | NOSUID)
+    mount("tmpfs", scratch, "tmpfs", NOSUID | NODEV, SCRATCH)
+    return scratch
 
 
 def syscall_filter(pid: int) -> bytes:
@@ -1078,19 +1094,14 @@ class Cage:
     """What the zygote does around each candidate; features: which of "namespaces user filter" it uses."""
 
     def __init__(self, features: str, folder: str) -> None:
-        self.namespaces, self.filter = "namespaces" in features, "filter" in features
+        self.namespaces, self.filter = "namespaces" in features, "filter" in features and sys.platform == "linux"
         self.uid = 50_000 + os.getpid() % 10_000 if "user" in features and os.getuid() == 0 else 0
-        self.state, self.folder = None, "/tmp" if self.namespaces else folder + "/scratch"
-        if self.namespaces:
-            enter_namespaces(folder)
-            mount("tmpfs", "/tmp", "tmpfs", NOSUID | NODEV, self.SCRATCH)
+        self.state, self.folder = None, enter_namespaces(folder) if self.namespaces else folder + "/scratch"
         prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
         prctl(4, 0)  # PR_SET_DUMPABLE
         with open("/proc/self/statm" if os.path.exists("/proc/self/statm") else os.devnull) as file:
             self.base = int((file.read().split() or ["0"])[0]) * resource.getpagesize() + (8 << 20)
         self.clean()
-
-    SCRATCH = "size=64m,nr_inodes=4096,mode=1777"
 
     def confine(self, limits: dict) -> None:
         """In the candidate, before anything of the program is read."""
@@ -1143,10 +1154,12 @@ class Cage:
     def clean(self) -> None:
         """An empty folder for the next program."""
         if self.namespaces:
-            look = lambda: (os.stat("/tmp").st_ctime_ns, os.stat("/tmp").st_mode, os.listdir("/tmp"))  # noqa: E731
+            def look():
+                return os.stat(self.folder).st_ctime_ns, os.stat(self.folder).st_mode, os.listdir(self.folder)
+
             if self.state != look():  # a fresh file system is quicker than any removal, and forgets everything
-                _c("umount2", b"/tmp", 2)
-                mount("tmpfs", "/tmp", "tmpfs", NOSUID | NODEV, self.SCRATCH)
+                _c("umount2", self.folder.encode(), 2)
+                mount("tmpfs", self.folder, "tmpfs", NOSUID | NODEV, SCRATCH)
                 self.state = look()
             return
         if os.path.islink(self.folder) or not os.path.isdir(self.folder):
@@ -1204,7 +1217,8 @@ def zygote_main(number: int, folder: str, features: str) -> None:
     send(control, "")
     os.dup2(0, 2)  # until here stderr was the judge's log
     os.environ.clear()
-    os.environ.update({name: value for name, value in ENVIRONMENT.items() if name != "PYTHONHASHSEED"})
+    os.environ.update(ENVIRONMENT, HOME=cage.folder, TMPDIR=cage.folder)
+    del os.environ["PYTHONHASHSEED"]
     sys.argv[:] = [""]
     gc.collect()
     gc.freeze()  # a candidate's collector does not touch, and so not copy, the pages that it shares with us
