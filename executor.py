@@ -16,7 +16,7 @@ program can lie only about the values of its own functions, so its best way to b
 status and nothing printed can make a test pass. Standard library only; Linux in full, macOS in part.
 """
 import ast, atexit, builtins, collections, collections.abc, ctypes, dataclasses, datetime, decimal, fractions, functools
-import gc, hashlib, json, math, operator, os, re, reprlib, resource, select, signal, socket, struct, subprocess, sys, tempfile
+import gc, json, math, operator, os, re, reprlib, resource, select, signal, socket, struct, subprocess, sys, tempfile
 import threading, time, types, warnings  # noqa: E401
 from typing import Any
 
@@ -583,7 +583,7 @@ class Run:
     def stdin(self) -> None:
         """A fresh process per case, which passes if its output is right and it neither raised nor was ended."""
         for number, (given, expected) in enumerate(self.plan.cases):
-            with tempfile.TemporaryFile() as source, open(os.devnull) as spare:
+            with tempfile.TemporaryFile() as source:
                 source.write(given.encode("utf-8", "replace"))
                 source.seek(0)
                 reader, writer = os.pipe()
@@ -805,7 +805,8 @@ def rebuild(classes: list, text: str, line: int) -> Exception:
     """An exception as the tests' own except clauses and raises() know it."""
     names = [name.rpartition(".")[::2] for name in classes]
     known = [getattr(sys.modules.get(module), name, None) for module, name in names]
-    base = next((kind for kind in known if isinstance(kind, type) and issubclass(kind, Exception)), Exception)
+    base = next((kind for kind in known if isinstance(kind, type) and issubclass(kind, Exception)
+                 and not issubclass(kind, BaseExceptionGroup)), Exception)
     kind = type(re.sub(r"\W", "?", names[0][1])[:60], (base,), {"__str__": lambda self: text})
     error = kind.__new__(kind)
     error.args, error.names, error.line = (str(text),), {name for _, name in names}, int(line)
@@ -967,7 +968,12 @@ def judge_main(number: int, folder: str, mode: str) -> None:
     zygote = Zygote(folder, mode)
     send(trainer, {"warnings": zygote.warnings})
     while True:
-        problem, code, limits = receive(trainer)
+        try:
+            problem, code, limits = receive(trainer)
+        except EOFError:  # the trainer ended without a word
+            _empty(folder)
+            os.rmdir(folder)
+            return
         run = None
         try:
             if problem not in plans:
@@ -1001,9 +1007,14 @@ DENIED = (  # system calls that a program has no use for: x86_64 and aarch64 num
     (68, 186), (240, 180), (319, 279), (447, 447), (304, 265))  # memfd_create, memfd_secret, open_by_handle_at
 
 
+@functools.cache
+def _library() -> Any:
+    return ctypes.CDLL(None, use_errno=True)
+
+
 def _c(name: str, *args) -> int:
     """A function of the C library; raises OSError."""
-    value = getattr(ctypes.CDLL(None, use_errno=True), name)(*args)
+    value = getattr(_library(), name)(*args)
     if value < 0:
         raise OSError(ctypes.get_errno(), f"{name}: {os.strerror(ctypes.get_errno())}")
     return value
@@ -1071,6 +1082,7 @@ def enter_namespaces(folder: str) -> str:
     return scratch
 
 
+@functools.cache
 def syscall_filter(pid: int) -> bytes:
     """A seccomp program (classic BPF). pid: the only process that may be signalled, and then no process may be started
     (outside a pid namespace nothing else would be sure to find it again); 0: signals and processes stay in the namespace."""
@@ -1101,6 +1113,7 @@ class Cage:
         prctl(4, 0)  # PR_SET_DUMPABLE
         with open("/proc/self/statm" if os.path.exists("/proc/self/statm") else os.devnull) as file:
             self.base = int((file.read().split() or ["0"])[0]) * resource.getpagesize() + (8 << 20)
+        self.filter and syscall_filter(0)  # made once, before the forks
         self.clean()
 
     def confine(self, limits: dict) -> None:
@@ -1127,9 +1140,8 @@ class Cage:
             prctl(4, 1)  # PR_SET_DUMPABLE: /dev/stdin is under /proc/self
             prctl(38, 1)  # PR_SET_NO_NEW_PRIVS
         if self.filter:
-            code = syscall_filter(0 if self.namespaces else os.getpid())
-            text = ctypes.create_string_buffer(code)
-            prctl(22, 2, struct.pack("<HxxxxxxQ", len(code) // 8, ctypes.addressof(text)))  # PR_SET_SECCOMP
+            code = ctypes.create_string_buffer(syscall_filter(0 if self.namespaces else os.getpid()))
+            prctl(22, 2, struct.pack("<HxxxxxxQ", len(code) // 8, ctypes.addressof(code)))  # PR_SET_SECCOMP
 
     def kill(self) -> None:
         if self.namespaces:

@@ -401,6 +401,16 @@ def test_a_judge_that_dies_is_replaced():
     assert [r.reward for r in run_many([(ADD, f"def add(a, b): return a + b  # {n}") for n in range(9)])] == [1] * 9
 
 
+def test_a_trainer_that_is_killed_leaves_no_trace():
+    code = ("import executor, os, types; p = types.SimpleNamespace(kind='functional', tests=[[[1], 1]], entry_point='f');"
+            "executor.run(p, 'def f(x): return x'); print(executor._idle[0].folder, flush=True); os.kill(os.getpid(), 9)")
+    folder = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+    patience = time.monotonic() + 20
+    while time.monotonic() < patience and (Path(folder).exists() or [x for x in processes().values() if folder in x]):
+        time.sleep(0.05)
+    assert folder and not Path(folder).exists() and not [line for line in processes().values() if folder in line]
+
+
 def test_many_programs_leave_no_trace():
     programs = [p for p in corpus() if p[0] in ("crashes", "exit in the call", "closes all", "many files", "double fork", "forged messages")]
     jobs = [(SQUARE, f"def square(n): return n * n  # {n}") if n % 10 else (SQUARE, programs[n // 10 % len(programs)][4] + f"\n#{n}")
