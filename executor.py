@@ -115,13 +115,13 @@ class Worker:
 
     def close(self) -> str:
         """End the judge and, with it, its zygote and candidate; its last words."""
-        self.socket.close()
-        if self.owner != os.getpid():  # after a fork the other process owns it
-            return ""
-        if self.process:
-            if self.process.poll() is None:
+        if self.process and self.owner == os.getpid():
+            if self.process.poll() is None:  # before its socket closes, at which it would begin to clean up by itself
                 os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
+        self.socket.close()
+        if self.owner != os.getpid():  # after a fork it is the other process's
+            return ""
         with open(self.folder + "/log", "rb") as log:
             words = log.read()[-2000:].decode("utf-8", "replace").strip()
         _empty(self.folder)
