@@ -314,6 +314,10 @@ class Died(Control):
     """The program is gone: (status, text)."""
 
 
+class Broken(Control):
+    """The zygote is gone: the judge ends too, and the trainer tries the program once more with another."""
+
+
 class Unscorable(Control):
     """The tests cannot be run: (why,)."""
 
@@ -645,7 +649,7 @@ class Run:
         """Run a piece of test code; what breaks it is told for those of its tests that were not reached."""
         try:
             action(*args)
-        except Unscorable:
+        except (Unscorable, Broken):
             raise
         except BaseException as error:
             for number in range(first, last):
@@ -933,7 +937,10 @@ class Zygote:
                                  stdout=subprocess.DEVNULL)
                 theirs.close()
                 self.socket.settimeout(60)
-                fault = receive(self.socket)
+                try:
+                    fault = receive(self.socket)
+                except EOFError:
+                    fault = "it does not start"
             if not fault:  # a first program shows whether programs can live in there
                 trial = Plan("functional", [[[], 1]], (), "f", "", "")
                 result = Run(trial, "import os\ndef f(): return len(open(os.__file__).read(1))", LIMITS, self).result()
@@ -945,12 +952,18 @@ class Zygote:
 
     def start(self, limits: dict, files: list) -> None:
         body = json.dumps({**limits, "wall": _wall(limits)}).encode()
-        socket.send_fds(self.socket, [struct.pack("<I", len(body)) + body], files)
+        try:
+            socket.send_fds(self.socket, [struct.pack("<I", len(body)) + body], files)
+        except OSError as error:
+            raise Broken(f"the zygote is gone: {error}") from None
 
     def stop(self) -> dict:
-        self.socket.settimeout(20)
-        send(self.socket, "stop")
-        return receive(self.socket)
+        try:
+            self.socket.settimeout(20)
+            send(self.socket, "stop")
+            return receive(self.socket)
+        except (OSError, EOFError) as error:
+            raise Broken(f"the zygote is gone: {error}") from None
 
 
 def judge_main(number: int, folder: str, mode: str) -> None:

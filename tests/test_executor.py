@@ -4,6 +4,7 @@ D26 to D36 and D45 are the entries of a list of faults that programs of this kin
 """
 import collections
 import concurrent.futures
+import contextlib
 import fractions
 import json
 import math
@@ -395,9 +396,15 @@ def test_limits_are_checked():
 
 
 def test_a_judge_that_dies_is_replaced():
-    run(ADD, "x = 1")
-    for worker in executor._idle:
-        os.kill(worker.process.pid, 9)
+    for role in ("--judge", "--zygote"):
+        executor.close()
+        run_many([(ADD, f"x = {n}") for n in range(2)])
+        folders = [worker.folder for worker in executor._idle]
+        for pid in [pid for pid, line in processes().items() if role in line and any(folder in line for folder in folders)]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, 9)
+        codes = [f"def add(a, b): return a + b  # {n}" for n in range(9)]
+        assert [result.status for result in run_many([(ADD, code) for code in codes])] == ["passed"] * 9
     assert [r.reward for r in run_many([(ADD, f"def add(a, b): return a + b  # {n}") for n in range(9)])] == [1] * 9
 
 
