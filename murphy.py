@@ -6,33 +6,47 @@
 
 Each step: sample problems, grow a rollout tree on each (tree.py, executor.py), send the rewards backwards, prune, take
 advantages within sibling groups (propagate.py), and optimise every kept attempt under its own prompt (grpo.py).
-In: a Config. Out: a folder with the model, metrics.jsonl, trees.jsonl and evaluation.json. `--turns 1` is GRPO.
+In: a Config. Out: a folder with the model, metrics.jsonl, trees.jsonl, evaluation.json, curves.png and checkpoints, from
+which `--output FOLDER --resume` goes on. `--turns 1` is GRPO. `torchrun --nproc-per-node N murphy.py ...` shares the work.
 """
 
 import copy
-import dataclasses
+import fcntl
+import hashlib
 import json
+import os
+import platform
 import random
+import shlex
+import shutil
+import signal
 import sys
 import time
+import warnings
+import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+import pandas
 import torch
+import torch.distributed as dist
+import transformers
 from tqdm import tqdm
 from transformers import HfArgumentParser
 from transformers.utils import logging as transformers_logging
 
 import executor
 import toy
-from evaluate import distinct, evaluate, option, share, table
+from evaluate import attempts, distinct, option, summarise, table, write
 from grpo import grpo_loss, mean_stats, micro_batches, rows_logprobs, why_padded
 from problems import load_problems
 from propagate import group_advantages, inter_prune, intra_prune, propagate
-from tree import Node, autocast, build_trees, draw, groups, load_model, make_sampler, pick_device, to_dict, walk
+from tree import Node, autocast, build_trees, draw, from_dict, groups, load_model, make_sampler, pick_device, to_dict, walk
 
 
 @dataclass
@@ -79,9 +93,24 @@ class Config:
     eval_iterations: int = option(5, "k of Iter-1..k [paper: 5]")
     eval_temperature: float = option(1.0, "temperature of evaluation; 0 is greedy")
     log_trees_every: int = option(10, "write every tree of every Nth step to trees.jsonl; 0: never")
+    save_every: int = option(25, "steps between checkpoints; 0: only at the end, or when a signal ends the run")
+    resume: str = field(default="", metadata={"nargs": "?", "const": "latest", "help": "go on from the newest good checkpoint "
+                                              "of --output, or from the one named; settings not given are that run's"})
     output: str = option("", "output folder; empty: a new one under runs/")
+    plot: str = option("", "draw the curves of the run in this folder, and do nothing else")
     device: str = option("auto", "auto, cpu, cuda, mps")
     seed: int = option(0, "seed of everything random")
+
+
+@dataclass
+class Progress:
+    """How far a run is, but for model, optimizer and random states."""
+
+    step: int = 0
+    evaluations: dict[str, dict] = field(default_factory=dict)  # by the number of steps made before
+    nothing_learned: int = 0
+    example: dict | None = None  # a tree in which feedback helped
+    sizes: dict[str, int] = field(default_factory=lambda: {"metrics.jsonl": 0, "trees.jsonl": 0})  # of the logs, in bytes
 
 
 def check(config: Config) -> None:
@@ -89,6 +118,7 @@ def check(config: Config) -> None:
     rules = {"turns": 1, "group_size": 2, "problems_per_step": 1, "steps": 0, "max_new_tokens": 1, "minibatches": 1,
              "micro_tokens": 1, "sample_tokens": 1, "eval_count": 1, "eval_iterations": 1, "eval_every": 0, "warmup": 0,
              "inter_budget": 1, "intra_budget": 2, "feedback_tests": 1, "log_trees_every": 0, "lora_rank": 0, "limit": 1,
+             "save_every": 0,
              "beta": 0, "clip_low": 0, "clip_high": 0, "eval_temperature": 0}
     for name, least in rules.items():
         value = getattr(config, name)
@@ -125,19 +155,24 @@ def choose(trees: list[Node], config: Config) -> list[Node]:
     return kept
 
 
-def update(model: Any, optimizer: Any, kept: list[Node], config: Config, reference: Any = None, pad: int = 0) -> dict[str, float]:
+def update(model: Any, optimizer: Any, kept: list[Node], config: Config, reference: Any = None, pad: int = 0,
+           mine: set[int] | None = None) -> dict[str, float]:
     """Optimise the kept attempts, `minibatches` optimizer steps; returns means over their tokens (spec, section 5).
 
     Attempts of advantage 0 carry no gradient unless the KL acts: they never reach the forward pass, but stay in the
     denominator, so leaving them out changes nothing. Raises FloatingPointError on a loss or gradient that is not finite.
+    Of several ranks each computes the attempts whose id() is in `mine`. `kept`, and with it the parts and denominators, is
+    the same on all of them, so that the sum of their gradients is that of one process (ours).
     """
     device = next(model.parameters()).device
     packed = config.packed and not why_padded(model)
-    order = torch.randperm(len(kept)).tolist()
+    order = gather(torch.randperm(len(kept)).tolist())[0]
     parts = [[kept[i] for i in order[start::config.minibatches]] for start in range(config.minibatches)]
     rounds = []  # per optimizer step: its micro-batches, each with its attempts and log-probabilities before any step
     for part in parts:
         learn = [node for node in part if (node.advantage != 0 or config.beta > 0) and not (config.mask_truncated and node.truncated)]
+        idle = not learn  # on every rank alike: nobody waits for a sum of gradients that another leaves out
+        learn = [node for node in learn if mine is None or id(node) in mine]
         rows = [(node.prompt_ids, node.completion_ids) for node in learn]
         micro = []
         for chosen in micro_batches(rows, config.micro_tokens, packed):
@@ -146,10 +181,10 @@ def update(model: Any, optimizer: Any, kept: list[Node], config: Config, referen
                 old = score(model)[0] if rounds else None  # before the first optimizer step old is new
                 ref = reference(score)[0] if reference else None
             micro.append(([learn[i] for i in chosen], score, old, ref))
-        rounds.append((part, micro))
+        rounds.append((part, micro, idle))
     stats, norms = [], []
-    for part, micro in rounds:
-        if not micro:
+    for number, (part, micro, idle) in enumerate(rounds, 1):
+        if idle:
             continue  # nothing to learn in this part: counted by the caller through "optimizer_steps"
         denominator = {"sequence": len(part), "token": sum(len(n.completion_ids) for n in part),
                        "constant": len(part) * config.max_new_tokens}[config.loss_norm]
@@ -165,11 +200,14 @@ def update(model: Any, optimizer: Any, kept: list[Node], config: Config, referen
                 weights=torch.tensor([weight[n.turn] for n in nodes], device=device))
             loss.backward()
             stats.append(stat)
+        sum_gradients(model)
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip)
-        if not torch.isfinite(norm) or not torch.isfinite(stats[-1]["loss"]):
-            raise FloatingPointError(f"the loss or its gradient is not finite (gradient norm {norm.item()})")
+        if not all(torch.isfinite(value) for value in (norm, *(stat["loss"] for stat in stats))):
+            raise FloatingPointError(f"in optimizer step {number} of {len(rounds)} the loss or its gradient is not finite (losses "
+                                     f"{[stat['loss'].item() for stat in stats]}, gradient norm {norm.item()})")
         optimizer.step()
         norms.append(norm.item())
+    stats = [stat for stats in gather([{k: float(v) for k, v in stat.items()} for stat in stats]) for stat in stats]
     means = mean_stats(stats) if stats else dict.fromkeys(("loss", "tokens", "ratio", "kl", "clipped", "entropy"), 0.0)
     return means | {"grad_norm": max(norms, default=0.0), "optimizer_steps": len(norms)}
 
@@ -234,136 +272,411 @@ def data(config: Config) -> tuple[Callable[[int], list], list]:
     return train, distinct(held_out)
 
 
-def output_folder(config: Config) -> Path:
-    """A folder of this run's own: the one asked for, if nothing is in it, or a new one under runs/."""
-    if config.output:
-        folder = Path(config.output)
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise ValueError(f"--output {config.output} holds something already: name a new or empty folder")
-    else:
-        name = f"{Path(config.problems).stem}-{config.credit}-turns{config.turns}-seed{config.seed}"
-        taken = (Path("runs") / (name + (f"-{i}" if i else "")) for i in range(10_000))
-        folder = next(path for path in taken if not path.exists())
-    folder.mkdir(parents=True, exist_ok=True)
+def train(config: Config) -> Path:
+    """The whole of a run; returns its output folder. SystemExit (128 + the signal's number) if a signal ended it."""
+    check(config)
+    executor.self_check()
+    device = pick_device(config.device)
+    rank, ranks = join(device)
+    folder, lock = output_folder(config) if rank == 0 else ("", open(os.devnull))
+    folder = Path(gather(str(folder))[0])
+    with lock:
+        run(config, folder, device, rank, ranks)
     return folder
 
 
-def train(config: Config) -> Path:
-    """The whole of a run; returns its output folder."""
-    check(config)
-    executor.self_check()
-    folder, device = output_folder(config), pick_device(config.device)
-    (folder / "config.json").write_text(json.dumps(dataclasses.asdict(config), indent=2) + "\n")
+def run(config: Config, folder: Path, device: torch.device, rank: int, ranks: int) -> None:
+    """The loop. With `ranks` processes each grows, executes and learns its share of a step's trees; rank 0 writes."""
     print(f"MURPHY: {config.problems}, credit {config.credit}, S={config.turns}, G={config.group_size}, seed {config.seed}, "
-          f"on {device}; output in {folder}", flush=True)
-    base = config.model or toy.base_model(config.problems, config.seed, folder.parent)
+          f"on {device}{f' x {ranks}' if ranks > 1 else ''}; output in {folder}", flush=True)
     problems_of, held_out = data(config)
-    model, tokenizer = load_model(str(base), device)
+    share = lambda items: items[rank * len(items) // ranks : (rank + 1) * len(items) // ranks]
+    fixed = asdict(config) | {"ranks": ranks, "data": zlib.crc32(repr((problems_of(0), held_out)).encode("utf-8", "replace"))}
+    versions = {"python": platform.python_version(), "torch": torch.__version__, "transformers": transformers.__version__,
+                "device": device.type}
+    found = gather(str(checkpoint(folder, config.resume) or "") if config.resume and rank == 0 else "")[0]
+    at = resume(Path(found), fixed, versions) if found else Progress()
+    if rank == 0:
+        write(folder / "config.json", [asdict(config)])
+        for name, size in at.sizes.items():
+            with open(folder / name, "ab") as log:
+                log.truncate(size)  # the lines of steps after the checkpoint: these are made again
+    base = config.model or (toy.base_model(config.problems, config.seed, folder.parent) if rank == 0 else "")
+    model, tokenizer = load_model(gather(str(base))[0], device)
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable()
     if config.lora_rank:
         from peft import LoraConfig, get_peft_model  # the user's to install: one option does not justify a dependency
+        torch.manual_seed(config.seed)
         model = get_peft_model(model, LoraConfig(r=config.lora_rank, lora_alpha=2 * config.lora_rank, target_modules="all-linear"))
-    reference = reference_model(model, config)
+    reference = reference_model(model, config)  # the initial one, also where the run goes on from a checkpoint
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=config.learning_rate, weight_decay=0.0)
+    torch.manual_seed(config.seed + 1_000_003 * rank)
+    if found:
+        if config.lora_rank:
+            model.load_adapter(found, "default", is_trainable=True)
+        else:
+            model.load_state_dict(load_model(found, device)[0].state_dict())
+        tensors = torch.load(Path(found) / "training.pt", map_location="cpu", weights_only=True)
+        optimizer.load_state_dict(tensors["optimizer"])
+        set_random_states(tensors["random"][rank], device)
     sampler = partial(make_sampler, model, tokenizer, max_new_tokens=config.max_new_tokens, token_budget=config.sample_tokens,
                       enable_thinking=config.enable_thinking)
     sample, eval_sample = sampler(temperature=config.temperature), sampler(temperature=config.eval_temperature)
-    execute = partial(executor.run_many, max_failures=config.feedback_tests, seconds=config.timeout)
+    execute = partial(executor.run_many, max_failures=config.feedback_tests, seconds=config.timeout,
+                      workers=max(1, (os.cpu_count() or 1) // ranks) if ranks > 1 else None)
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
 
-    def evaluation() -> dict:
+    def evaluation() -> list[dict]:
         with torch.random.fork_rng():  # evaluating more or less often does not change the training
-            torch.manual_seed(config.seed)
-            return evaluate(held_out, eval_sample, execute, config.eval_iterations)
+            torch.manual_seed(config.seed + rank)
+            return attempts(share(held_out), eval_sample, execute, config.eval_iterations)
 
-    torch.manual_seed(config.seed)
-    evaluations, nothing_learned, example = {0: evaluation()}, 0, None
-    print(f"step 0: " + iterations_line(evaluations[0]), flush=True)
-    bar = tqdm(range(config.steps), desc="MURPHY", unit="step", disable=None)
-    with open(folder / "metrics.jsonl", "w") as metrics, open(folder / "trees.jsonl", "w") as forest:
-        for step in bar:
-            clock = Clock()
-            trees = build_trees(problems_of(step), clock.timed("sampling", sample), clock.timed("executing", execute),
-                                config.turns, config.group_size)
+    def save_checkpoint() -> int:
+        everyones = gather(states)
+        if rank == 0:
+            for name in at.sizes:
+                flush(folder / name)
+                at.sizes[name] = (folder / name).stat().st_size
+            save(folder, {"progress": vars(at), "config": fixed, "versions": versions},
+                 {"optimizer": optimizer.state_dict(), "random": everyones}, (model, tokenizer))
+        return at.step
+
+    saved, log = at.step if found else -1, lambda name: open(folder / name if rank == 0 else os.devnull, "a")
+    with Signals() as stop, log("metrics.jsonl") as metrics, log("trees.jsonl") as forest, tqdm(
+            total=config.steps, initial=at.step, desc="MURPHY", unit="step", disable=True if rank else None) as bar:
+        while True:
+            step, states, best = at.step, random_states(device), False
+            if str(step) not in at.evaluations and (step in (0, config.steps) or config.eval_every and step % config.eval_every == 0):
+                rows = gather(stop.unless(evaluation))
+                if None in rows:
+                    break
+                summary = summarise(held_out, sum(rows, []), config.eval_iterations)
+                best = solved(summary) > max(map(solved, at.evaluations.values()), default=1)
+                at.evaluations[str(step)] = summary
+                bar.write(f"step {step}: " + "  ".join(
+                    f"Iter-{k} {100 * score['value']:.1f}%" for k, score in enumerate(summary["Iter-k"]["all"], 1)))
+            if step != saved and (step == config.steps or config.save_every and step and (best or step % config.save_every == 0)):
+                saved = save_checkpoint()
+            if step == config.steps:
+                break
+            seconds: dict[str, float] = {"sampling": 0.0, "executing": 0.0, "updating": 0.0}
+            mine = stop.unless(build_trees, share(problems_of(step)), timed(seconds, "sampling", sample),
+                               timed(seconds, "executing", execute), config.turns, config.group_size)
+            trees = gather_trees(mine, rank)
+            if trees is None:
+                break
             kept = choose(trees, config)
             for group in optimizer.param_groups:
                 group["lr"] = config.learning_rate * min((step + 1) / max(config.warmup, 1), 1 - 0.8 * step / config.steps)
             try:
-                stats = clock.timed("updating", update)(model, optimizer, kept, config, reference, pad)
+                stats = timed(seconds, "updating", update)(model, optimizer, kept, config, reference, pad,
+                                                           {id(node) for tree in mine for node in walk(tree)})
             except FloatingPointError as error:
-                (folder / "nonfinite.json").write_text(json.dumps([to_dict(tree) for tree in trees]))
-                raise ValueError(f"step {step}: {error}; the step's trees are in {folder / 'nonfinite.json'}") from error
-            line = {"step": step, **describe(trees, kept, config.turns), **stats, "lr": optimizer.param_groups[0]["lr"], **clock.seconds}
+                write(folder / "nonfinite.json", [with_ids(tree) for tree in trees])
+                raise ValueError(f"step {step}: {error}; its trees are in {folder / 'nonfinite.json'}") from error
+            line = {"step": step, **describe(trees, kept, config.turns), **stats, "lr": optimizer.param_groups[0]["lr"], **seconds}
             metrics.write(json.dumps(line) + "\n")
             metrics.flush()
             if config.log_trees_every and step % config.log_trees_every == 0:
                 forest.writelines(json.dumps({"step": step} | to_dict(tree)) + "\n" for tree in trees)
                 forest.flush()
-            nothing_learned += stats["optimizer_steps"] == 0
-            example = helped(trees) or example
-            news = [f"reward {line['reward_1']:.2f}"] + [f"turn {t} {line[f'reward_{t}']:.2f}" for t in range(2, config.turns + 1)
-                                                        if line[f"reward_{t}"] is not None]
-            bar.set_postfix_str(", ".join(news), refresh=False)
+            if (line["truncated"] or 0) > 0.5:
+                warnings.warn("more than half of a step's completions found no end within --max-new-tokens "
+                              f"{config.max_new_tokens}: what is cut seldom passes, and then nothing can be learned")
+            at.step, at.nothing_learned = step + 1, at.nothing_learned + (stats["optimizer_steps"] == 0)
+            at.example = next((to_dict(tree) for tree in trees if helped(tree)), at.example)
+            news = ", ".join(f"{'turn' if t > 1 else 'reward'} {f'{t} ' * (t > 1)}{line[f'reward_{t}']:.2f}"
+                             for t in range(1, config.turns + 1) if line[f"reward_{t}"] is not None)
+            bar.set_postfix_str(news, refresh=False)
+            bar.update()
             if bar.disable and step % 10 == 9:
-                print(f"step {step + 1}/{config.steps}: " + ", ".join(news) + f", {sum(clock.seconds.values()):.1f} s a step", flush=True)
-            if config.eval_every and (step + 1) % config.eval_every == 0 and step + 1 < config.steps:
-                evaluations[step + 1] = evaluation()
-                bar.write(f"step {step + 1}: " + iterations_line(evaluations[step + 1]))
-    evaluations[config.steps] = evaluation()
+                print(f"step {step + 1}/{config.steps}: {news}, {sum(seconds.values()):.1f} s a step", flush=True)
+        if str(config.steps) not in at.evaluations:  # a signal: what was begun of this step is forgotten
+            if step != saved:
+                save_checkpoint()
+            print(f"stopped after {step} of {config.steps} steps. To go on: python murphy.py --output {shlex.quote(str(folder))} --resume",
+                  flush=True)
+            raise SystemExit(128 + (stop or [signal.SIGTERM])[0])
+    if rank == 0:
+        finish(config, folder, model, tokenizer, at, len(held_out))
+
+
+def finish(config: Config, folder: Path, model: Any, tokenizer: Any, at: Progress, held_out: int) -> None:
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    (folder / "evaluation.json").write_text(json.dumps(evaluations) + "\n")
-    if example is not None:
+    write(folder / "evaluation.json", [at.evaluations])
+    if at.example is not None:
         print("\nA tree in which the feedback helped: the attempt failed, and its credit is what came of it.\n")
-        print(draw(example, width=3))
-    print(f"\nBefore ({len(held_out)} held-out problems, percent solved, 95% interval)\n{table(evaluations[0])}")
-    print(f"\nAfter {config.steps} steps\n{table(evaluations[config.steps])}")
-    if nothing_learned:
-        print(f"\nIn {nothing_learned} of {config.steps} steps nothing could be learned: no group had any spread of credit.")
-    print(f"\nThe model, metrics.jsonl, trees.jsonl and evaluation.json are in {folder}")
-    return folder
+        print(draw(from_dict(at.example), width=3))
+    print(f"\nBefore ({held_out} held-out problems, percent solved, 95% interval)\n{table(at.evaluations['0'])}")
+    print(f"\nAfter {config.steps} steps\n{table(at.evaluations[str(config.steps)])}")
+    if config.steps:
+        print("\n" + plot(folder))
+    if at.nothing_learned:
+        print(f"\nIn {at.nothing_learned} of {config.steps} steps nothing could be learned: no group had any spread of credit.")
+    print(f"\nThe model, metrics.jsonl, trees.jsonl, evaluation.json and curves.png are in {folder}")
 
 
-class Clock:
-    """Seconds spent in named parts of a step."""
+def output_folder(config: Config) -> tuple[Path, Any]:
+    """A folder of this run's own (the one asked for, if nothing is in it, or a new one under runs/), and the lock that
+    keeps other runs out of it until it is closed or its process is dead."""
+    if config.output:
+        folder = Path(config.output)
+    else:
+        name = f"{Path(config.problems).stem}-{config.credit}-turns{config.turns}-seed{config.seed}"
+        taken = (Path("runs") / (name + (f"-{i}" if i else "")) for i in range(10_000))
+        folder = next(path for path in taken if not path.exists())
+    if config.resume and not (folder / "config.json").exists():
+        raise ValueError(f"--resume needs the --output of a run to go on with: {config.output!r} has no config.json")
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = open(folder / "lock", "w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ValueError(f"--output {folder}: another run is writing into it; name another folder") from None
+    if not config.resume and {path.name for path in folder.iterdir()} - {"lock"}:
+        raise ValueError(f"--output {folder} holds something already: name a new or empty folder, or go on with it by --resume")
+    return folder, lock
 
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {"sampling": 0.0, "executing": 0.0, "updating": 0.0}
 
-    def timed(self, name: str, function: Callable) -> Callable:
-        def wrapped(*args: Any) -> Any:
-            start = time.perf_counter()
-            try:
-                return function(*args)
-            finally:
-                self.seconds[name] += time.perf_counter() - start
-        return wrapped
+HARMLESS = {"output", "resume", "plot", "device", "save_every", "eval_every", "log_trees_every"}  # may differ at a resume
 
 
-def iterations_line(summary: dict) -> str:
-    listed = list(summary["problems"].values())
-    means = [sum(share(entry, k) for entry in listed) / len(listed) for k in range(1, summary["iterations"] + 1)]
-    return "  ".join(f"Iter-{k} {100 * mean:.1f}%" for k, mean in enumerate(means, 1))
+def save(folder: Path, state: dict, tensors: dict, pretrained: tuple) -> None:
+    """Write checkpoints/step-N under another name, flush it to the disk, then rename it: what has the name is whole.
+
+    Kept are the newest two and the best: of those with an evaluation, the first that solved most within all iterations.
+    """
+    place = folder / "checkpoints" / f"step-{state['progress']['step']:06d}"
+    unfinished = place.with_suffix(".unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    try:
+        for part in pretrained:
+            part.save_pretrained(unfinished)
+        torch.save(tensors, unfinished / "training.pt")
+        write(unfinished / "state.json", [state])
+        write(unfinished / "manifest.json", [{path.name: digest(path) for path in unfinished.iterdir()}])
+        for path in (*unfinished.iterdir(), unfinished):
+            flush(path)
+        unfinished.rename(place)
+        flush(place.parent)
+    except Exception as error:  # a full disk is an OSError, a RuntimeError or a SafetensorError: it depends on who was writing
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise OSError(f"the checkpoint {place} could not be written ({error}); those before it stay good: make room, and go "
+                      f"on with --output {folder} --resume") from error
+    there = sorted(folder.glob("checkpoints/step-*[0-9]"))
+    best = max(there, key=lambda path: solved(state["progress"]["evaluations"].get(str(int(path.name[5:])))))
+    for path in set(there) - {*there[-2:], best}:
+        shutil.rmtree(path)
 
 
-def helped(trees: list[Node]) -> Node | None:
-    """A tree in which a failed first attempt was repaired and earned credit for it, if there is one."""
-    return next((tree for tree in trees if any(n.children and n.credit > n.reward and any(c.solved for c in n.children)
-                                               for n in tree.children)), None)
+def solved(summary: dict | None) -> float:
+    return summary["Iter-k"]["all"][-1]["value"] if summary else -1.0
+
+
+def digest(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def flush(path: Path) -> None:
+    number = os.open(path, os.O_RDONLY)
+    os.fsync(number)
+    os.close(number)
+
+
+def damage(path: Path) -> str:
+    """What is wrong with a checkpoint, or "": every file is held against its digest; no log may have lost lines since."""
+    if path.suffix:
+        return "half-written"
+    try:
+        manifest = json.loads((path / "manifest.json").read_bytes())
+        wrong = [f"{name} is not what was written" for name in manifest if digest(path / name) != manifest[name]]
+        sizes = json.loads((path / "state.json").read_bytes())["progress"]["sizes"]
+        return ", ".join(wrong + [f"{name} is shorter than it was" for name, size in sizes.items()
+                                  if (path.parent.parent / name).stat().st_size < size])
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def checkpoint(folder: Path, name: str) -> Path | None:
+    """The checkpoint to go on from: the newest good one ("latest"), or the one named; None if none was made so far.
+
+    What is newer, damaged or not, is named and set aside: the run makes its own from there on."""
+    listed = sorted((path for path in folder.glob("checkpoints/step-*") if path.suffix != ".aside"), reverse=True)
+    for place, path in enumerate(listed):
+        why = damage(path) if name in ("latest", path.name) else f"{name} was asked for"
+        if not why:
+            break
+        print(f"{path} is passed over: {why}", flush=True)
+    else:
+        if name == "latest" and all(path.suffix for path in listed):
+            return None
+        raise ValueError(f"--resume {name}: {folder} has no such checkpoint that is good; start anew in another folder")
+    for newer in listed[:place]:
+        shutil.rmtree(newer.with_suffix(".aside"), ignore_errors=True)
+        newer.rename(newer.with_suffix(".aside"))
+    return path
+
+
+def resume(path: Path, fixed: dict, versions: dict) -> Progress:
+    """A checkpoint's progress, if the settings of its run still stand; else ValueError lists what differs."""
+    state = json.loads((path / "state.json").read_bytes())
+    if changed := [f"{name} ({state['config'].get(name)!r} there, {fixed.get(name)!r} now)" for name in fixed | state["config"]
+                   if name not in HARMLESS and state["config"].get(name) != fixed.get(name)]:
+        raise ValueError(f"--resume: {path} was made with other settings: {', '.join(changed)}")
+    other = "" if state["versions"] == versions else f", made with {state['versions']}: not the same run bit for bit"
+    print(f"going on from {path}{other}", flush=True)
+    return Progress(**state["progress"])
+
+
+def random_states(device: torch.device) -> list:
+    """Every random state that a run draws from, as plain numbers: torch's, the device's, Python's."""
+    own = torch.get_device_module(device).get_rng_state().tolist() if device.type != "cpu" else None
+    return [torch.get_rng_state().tolist(), own, random.getstate()]
+
+
+def set_random_states(states: list, device: torch.device) -> None:
+    torch.set_rng_state(torch.tensor(states[0], dtype=torch.uint8))
+    if states[1] and device.type != "cpu":
+        torch.get_device_module(device).set_rng_state(torch.tensor(states[1], dtype=torch.uint8))
+    version, numbers, gauss = states[2]
+    random.setstate((version, tuple(numbers), gauss))
+
+
+class Signals(list):
+    """Ctrl-C and SIGTERM while a run is in its loop: the first is left to the loop, a second one leaves at once."""
+
+    abandoning = False
+
+    def __enter__(self) -> "Signals":
+        self.before = {number: signal.signal(number, self.receive) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
+
+    def receive(self, number: int, _: Any) -> None:
+        self.append(number)
+        if len(self) > 1:
+            raise SystemExit(128 + number)  # on its way out it passes the executor, which kills its workers
+        os.write(2, b"\nstopping: the checkpoint is written first (once more: at once)\n")  # a print must not be entered twice
+        if self.abandoning:
+            raise KeyboardInterrupt
+
+    def unless(self, function: Callable, *args: Any) -> Any:
+        """function(*args), or None if a signal came before its end: it is then abandoned."""
+        answer = None
+        with suppress(KeyboardInterrupt):
+            self.abandoning = True
+            answer = None if self else function(*args)
+            self.abandoning = False
+        return None if self else answer
+
+
+PATIENCE = timedelta(minutes=30)  # a rank waits so long for the others, then it ends with an error
+
+
+def join(device: torch.device) -> tuple[int, int]:
+    """This process's rank and the number of ranks: 0 and 1, unless torchrun has started several. Rank 0 speaks for all."""
+    rank, ranks = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    if ranks > 1 and not dist.is_initialized():
+        if device.type == "cuda":
+            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", timeout=PATIENCE)
+        sys.stdout = open(os.devnull, "w") if rank else sys.stdout
+    return rank, ranks
+
+
+def gather(value: Any) -> list:
+    """A value of every rank, in their order; [value] without torchrun. As JSON: no text of a model meets pickle."""
+    if not dist.is_initialized():
+        return [value]
+    mine = torch.frombuffer(bytearray(json.dumps(value), "ascii"), dtype=torch.uint8)
+    sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size())]
+    dist.all_gather(sizes, torch.tensor([len(mine)]))
+    texts = [torch.zeros(max(sizes), dtype=torch.uint8) for _ in sizes]
+    dist.all_gather(texts, torch.nn.functional.pad(mine, (0, max(sizes) - len(mine))))
+    return [json.loads(text.numpy().tobytes()[:size]) for text, size in zip(texts, sizes, strict=True)]
+
+
+def gather_trees(trees: list[Node] | None, rank: int) -> list[Node] | None:
+    """The trees of all ranks, a rank's own as they are; None if a signal kept one of the ranks from growing its own."""
+    shares = gather(trees and [with_ids(tree) for tree in trees]) if dist.is_initialized() else [trees]
+    if None in shares:
+        return None
+    return [tree for i, plain in enumerate(shares) for tree in (trees if i == rank else map(from_dict, plain))]
+
+
+def with_ids(node: Node) -> dict:
+    ids = {"prompt_ids": node.prompt_ids, "completion_ids": node.completion_ids}
+    return to_dict(node) | ids | {"children": [with_ids(child) for child in node.children]}
+
+
+def sum_gradients(model: Any) -> None:
+    """Make every gradient the sum over the ranks; a rank that had nothing to learn adds zeros."""
+    for p in model.parameters() if dist.is_initialized() else ():
+        if p.requires_grad:
+            p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+            dist.all_reduce(p.grad)
+
+
+def timed(seconds: dict[str, float], name: str, function: Callable) -> Callable:
+    """`function`, its time added to seconds[name]."""
+    def wrapped(*args: Any) -> Any:
+        start = time.perf_counter()
+        answer = function(*args)
+        seconds[name] += time.perf_counter() - start
+        return answer
+    return wrapped
+
+
+def helped(tree: Node) -> bool:
+    """Whether a failed first attempt was repaired and earned credit for it."""
+    return any(n.children and n.credit > n.reward and any(c.solved for c in n.children) for n in tree.children)
+
+
+def plot(folder: Path) -> str:
+    """Draw a run's curves into curves.png; returns them as a table, a line for each tenth of the steps."""
+    from matplotlib.figure import Figure  # not to be waited for by every run
+    lines = open(folder / "metrics.jsonl").readlines() if (folder / "metrics.jsonl").exists() else []
+    frame = pandas.DataFrame([json.loads(line) for line in lines if line.endswith("\n")])  # the last may be half-written
+    if frame.empty:
+        raise ValueError(f"{folder} holds no step of a run: metrics.jsonl is missing or empty")
+    panels = {title: [name for name in frame if name.startswith(start)] for title, start in (
+        ("reward by turn", "reward_"), ("share solved by turn", "solved_"), ("groups with spread", "groups_with_spread"),
+        ("completion length, tokens", "completion_tokens"), ("share truncated", "truncated"))}
+    panels["seconds a step"] = ["sampling", "executing", "updating"]
+    tenth = -(-len(frame) // 10)
+    means = frame.astype(float).rolling(tenth, min_periods=1).mean().assign(step=frame["step"])
+    figure = Figure(figsize=(12, 6), layout="constrained")
+    for axes, (title, names) in zip(figure.subplots(2, 3).flat, panels.items(), strict=True):
+        means.plot(x="step", y=names, ax=axes, title=title)
+    figure.savefig(folder / "curves.png")
+    short = means[::-tenth][::-1][sum(panels.values(), ["step"])].round(3)
+    return f"Means over the last {tenth} steps (curves: {folder / 'curves.png'})\n{short.to_string(index=False)}"
 
 
 def main() -> None:
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # outside of the loop: nothing to save
     parser = HfArgumentParser(Config, description=__doc__.split("\n")[0])
     try:
         (config,) = parser.parse_args_into_dataclasses()
-        train(config)
-    except (ValueError, FileNotFoundError, RuntimeError) as error:
+        saved = Path(config.output) / "config.json"
+        if config.resume and saved.exists():
+            parser.set_defaults(**{k: v for k, v in json.loads(saved.read_bytes()).items() if k not in ("output", "resume", "plot")})
+            (config,) = parser.parse_args_into_dataclasses()
+        print(plot(Path(config.plot))) if config.plot else train(config)
+    except (ValueError, OSError, RuntimeError, ImportError) as error:
         if isinstance(error, torch.OutOfMemoryError):
             raise
         sys.exit(f"murphy.py: {error}")
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
 
 
 if __name__ == "__main__":
