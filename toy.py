@@ -219,7 +219,7 @@ def base_model(world: str, seed: int, folder: Path, steps: int = 1500, batch: in
 
 
 def batches(tokenizer: Any, world: str, rng: random.Random, steps: int, batch: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Batches of (input_ids, labels), each (batch, T), of demonstrations of like length; prompts carry no loss."""
+    """Batches of (input_ids, labels), each (batch, T), of demonstrations; prompts carry no loss."""
     rows = []
     for messages, program in (demonstration(world, rng) for _ in range(min(24_000, steps * batch))):
         prompt = encode(tokenizer, messages)
@@ -227,8 +227,9 @@ def batches(tokenizer: Any, world: str, rng: random.Random, steps: int, batch: i
         rows.append((prompt + answer, [-100] * len(prompt) + answer))
     rows.sort(key=lambda row: len(row[0]))
     for _ in range(steps):
-        start = rng.randrange(max(1, len(rows) - batch + 1))  # a window of the sorted rows: little padding
-        chunk = rows[start:start + batch]
+        # Runs of eight neighbours: little padding within a run, and still every length, and so every kind of problem, in a batch.
+        starts = [rng.randrange(max(1, len(rows) - 7)) for _ in range(max(1, batch // 8))]
+        chunk = [row for start in starts for row in rows[start:start + 8]]
         width = max(len(ids) for ids, _ in chunk)
         yield (torch.tensor([ids + [0] * (width - len(ids)) for ids, _ in chunk]),
                torch.tensor([labels + [-100] * (width - len(labels)) for _, labels in chunk]))
