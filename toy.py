@@ -220,16 +220,13 @@ def base_model(world: str, seed: int, folder: Path, steps: int = 1500, batch: in
 
 def batches(tokenizer: Any, world: str, rng: random.Random, steps: int, batch: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Batches of (input_ids, labels), each (batch, T), of demonstrations; prompts carry no loss."""
-    rows = []
+    buckets: dict[int, list] = {}  # by number of messages: little padding, and yet every kind of problem in each batch
     for messages, program in (demonstration(world, rng) for _ in range(min(24_000, steps * batch))):
         prompt = encode(tokenizer, messages)
         answer = tokenizer(program, add_special_tokens=False)["input_ids"] + [tokenizer.eos_token_id]
-        rows.append((prompt + answer, [-100] * len(prompt) + answer))
-    rows.sort(key=lambda row: len(row[0]))
+        buckets.setdefault(len(messages), []).append((prompt + answer, [-100] * len(prompt) + answer))
     for _ in range(steps):
-        # Runs of eight neighbours: little padding within a run, and still every length, and so every kind of problem, in a batch.
-        starts = [rng.randrange(max(1, len(rows) - 7)) for _ in range(max(1, batch // 8))]
-        chunk = [row for start in starts for row in rows[start:start + 8]]
+        chunk = rng.choices(*rng.choices(list(buckets.values()), [len(rows) for rows in buckets.values()]), k=batch)
         width = max(len(ids) for ids, _ in chunk)
         yield (torch.tensor([ids + [0] * (width - len(ids)) for ids, _ in chunk]),
                torch.tensor([labels + [-100] * (width - len(labels)) for _, labels in chunk]))
