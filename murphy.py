@@ -297,7 +297,7 @@ def run(config: Config, folder: Path, device: torch.device, rank: int, ranks: in
     found = gather(str(checkpoint(folder, config.resume) or "") if config.resume and rank == 0 else "")[0]
     at = resume(Path(found), fixed, versions) if found else Progress()
     if rank == 0:
-        write(folder / "config.json", [asdict(config)])
+        write(folder / "settings.json", [asdict(config)])
         for name, size in at.sizes.items():
             with open(folder / name, "ab") as log:
                 log.truncate(size)  # the lines of steps after the checkpoint: these are made again
@@ -427,8 +427,8 @@ def output_folder(config: Config) -> tuple[Path, Any]:
         name = f"{Path(config.problems).stem}-{config.credit}-turns{config.turns}-seed{config.seed}"
         taken = (Path("runs") / (name + (f"-{i}" if i else "")) for i in range(10_000))
         folder = next(path for path in taken if not path.exists())
-    if config.resume and not (folder / "config.json").exists():
-        raise ValueError(f"--resume needs the --output of a run to go on with: {config.output!r} has no config.json")
+    if config.resume and not (folder / "settings.json").exists():
+        raise ValueError(f"--resume needs the --output of a run to go on with: {config.output!r} has no settings.json")
     folder.mkdir(parents=True, exist_ok=True)
     lock = open(folder / "lock", "w")
     try:
@@ -493,9 +493,9 @@ def damage(path: Path) -> str:
     try:
         manifest = json.loads((path / "manifest.json").read_bytes())
         wrong = [f"{name} is not what was written" for name in manifest if digest(path / name) != manifest[name]]
-        sizes = json.loads((path / "state.json").read_bytes())["progress"]["sizes"]
-        return ", ".join(wrong + [f"{name} is shorter than it was" for name, size in sizes.items()
-                                  if (path.parent.parent / name).stat().st_size < size])
+        sizes = {} if wrong else json.loads((path / "state.json").read_bytes())["progress"]["sizes"]
+        wrong += [f"{name} is shorter than it was" for name in sizes if (path.parent.parent / name).stat().st_size < sizes[name]]
+        return ", ".join(wrong)
     except (OSError, ValueError, TypeError, KeyError) as error:
         return f"{type(error).__name__}: {error}"
 
@@ -656,7 +656,7 @@ def plot(folder: Path) -> str:
         means.plot(x="step", y=names, ax=axes, title=title)
     figure.savefig(folder / "curves.png")
     short = means[::-tenth][::-1][sum(panels.values(), ["step"])].round(3)
-    return f"Means over the last {tenth} steps (curves: {folder / 'curves.png'})\n{short.to_string(index=False)}"
+    return f"Curves are in {folder / 'curves.png'}; a line here is the mean of {tenth} of the steps\n{short.to_string(index=False)}"
 
 
 def main() -> None:
@@ -666,7 +666,7 @@ def main() -> None:
     parser = HfArgumentParser(Config, description=__doc__.split("\n")[0])
     try:
         (config,) = parser.parse_args_into_dataclasses()
-        saved = Path(config.output) / "config.json"
+        saved = Path(config.output) / "settings.json"
         if config.resume and saved.exists():
             parser.set_defaults(**{k: v for k, v in json.loads(saved.read_bytes()).items() if k not in ("output", "resume", "plot")})
             (config,) = parser.parse_args_into_dataclasses()

@@ -12,6 +12,7 @@ Token ids are the truth: `prompt_ids` and `completion_ids` are what was sampled,
 
 import argparse
 import ast
+import html
 import json
 import re
 import sys
@@ -353,17 +354,59 @@ def main() -> None:
     parser.add_argument("file", nargs="?", help="trees.jsonl of a run")
     parser.add_argument("--step", type=int, help="only the trees of this step")
     parser.add_argument("--width", type=int, help="show at most so many attempts of a group, and count the others")
+    parser.add_argument("--html", help="write one self-contained page into this file instead, in which trees unfold")
     args = parser.parse_args()
     if args.file is None:
         return demonstrate()
     try:
-        lines = [json.loads(line) for line in open(args.file, encoding="utf-8")]
-        trees = [from_dict(line) for line in lines if args.step in (None, line["step"])]
+        every = [json.loads(line) for line in open(args.file, encoding="utf-8")]
+        lines = [line for line in every if args.step in (None, line["step"])]
+        trees, steps = [from_dict(line) for line in lines], [line["step"] for line in lines]
     except (OSError, ValueError, KeyError, TypeError) as error:
         sys.exit(f"tree.py: {args.file} is no trees.jsonl of murphy.py ({type(error).__name__}: {error})")
     if not trees:
-        sys.exit(f"tree.py: {args.file} has no step {args.step}; it has {sorted({line['step'] for line in lines})}")
-    print("\n\n".join(draw(tree, args.width) for tree in trees))
+        sys.exit(f"tree.py: {args.file} has no step {args.step}; it has {sorted({line['step'] for line in every})}")
+    if args.html:
+        page = PAGE + "".join(unfoldable(tree, step) for tree, step in zip(trees, steps, strict=True))
+        with open(args.html, "wb") as file:
+            file.write(page.encode("utf-8", "xmlcharrefreplace"))  # a text may hold half of a surrogate pair
+        return print(f"{len(trees)} trees: {args.html}")
+    for tree, step in zip(trees, steps, strict=True):
+        print(f"step {step}, " + "\n".join(map(shown, draw(tree, args.width).split("\n"))) + "\n")
+
+
+def shown(line: str) -> str:
+    """A line of `draw` for the screen: what could steer a terminal is spelt out; on a terminal green is solved, red is not."""
+    line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
+    reward = re.match(r"[ |`-]*turn \d+  reward (\d\.\d\d)", line)
+    return line if not (reward and sys.stdout.isatty()) else f"\033[{32 if reward[1] == '1.00' else 31}m{line}\033[0m"
+
+
+# No script; the policy forbids all that a text could smuggle in, should an escape ever be missing.
+PAGE = """<!doctype html><meta charset="utf-8"><title>Rollout trees</title>
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
+<style>body{font:14px sans-serif;margin:2em}details details{margin-left:1.5em}summary{cursor:pointer}.solved{color:#070}
+.failed{color:#a00}.pruned{opacity:.5}pre{background:#f4f4f4;padding:.5em;white-space:pre-wrap}</style>
+"""
+
+
+def unfoldable(node: Node, step: int | None = None) -> str:
+    """A tree as nested <details>: numbers in the summary; prompt, answer, program and feedback inside. All texts escaped."""
+    block = lambda title, text: f"<p>{title}<pre>{html.escape(text)}</pre>" if text else ""
+    if node.turn == 0:
+        prompt = node.children[0].prompt[-1]["content"] if node.children else ""
+        label, inside = f"step {step}, problem {node.problem.id if node.problem else ''}", block("prompt", prompt)
+    else:
+        label = (f"turn {node.turn}: reward {node.reward:.2f}, credit {node.credit:.2f}, advantage {node.advantage:+.2f}, {node.status}"
+                 + ", truncated" * node.truncated + ", pruned" * (not node.kept))
+        asked = node.children[0].prompt[-1]["content"] if node.children else ""
+        inside = (block("program", node.code) + block("answer", node.text if node.text.strip() != node.code.strip() else "")
+                  + block("feedback", node.feedback) + block("prompt of its refinements", asked))
+    kind = f"{'solved' if node.solved else 'failed' if node.turn else ''} {'' if node.kept else 'pruned'}"
+    if node.unexpanded:
+        label += f", not expanded: {node.unexpanded}"
+    return (f'<details{" open" * (node.turn == 0)}><summary class="{kind}">{html.escape(label)}</summary>{inside}'
+            + "".join(map(unfoldable, node.children)) + "</details>\n")
 
 
 def from_dict(plain: dict) -> Node:
