@@ -11,6 +11,7 @@ which `--output FOLDER --resume` goes on. `--turns 1` is GRPO. `torchrun --nproc
 """
 
 import copy
+import errno
 import fcntl
 import hashlib
 import json
@@ -328,9 +329,11 @@ def run(config: Config, folder: Path, device: torch.device, rank: int, ranks: in
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
 
     def evaluation() -> list[dict]:
-        with torch.random.fork_rng():  # evaluating more or less often does not change the training
-            torch.manual_seed(config.seed + rank)
+        torch.manual_seed(config.seed + rank)
+        try:
             return attempts(share(held_out), eval_sample, execute, config.eval_iterations)
+        finally:
+            set_random_states(states, device)  # evaluating more or less often does not change the training
 
     def save_checkpoint() -> int:
         everyones = gather(states)
@@ -395,7 +398,8 @@ def run(config: Config, folder: Path, device: torch.device, rank: int, ranks: in
         if str(config.steps) not in at.evaluations:  # a signal: what was begun of this step is forgotten
             if step != saved:
                 save_checkpoint()
-            print(f"stopped after {step} of {config.steps} steps. To go on: python murphy.py --output {shlex.quote(str(folder))} --resume",
+            command = f"torchrun --nproc-per-node {ranks}" if ranks > 1 else "python"
+            print(f"stopped after {step} of {config.steps} steps. To go on: {command} murphy.py --output {shlex.quote(str(folder))} --resume",
                   flush=True)
             raise SystemExit(128 + (stop or [signal.SIGTERM])[0])
     if rank == 0:
@@ -674,7 +678,8 @@ def main() -> None:
     except (ValueError, OSError, RuntimeError, ImportError) as error:
         if isinstance(error, torch.OutOfMemoryError):
             raise
-        sys.exit(f"murphy.py: {error}")
+        full = getattr(error, "errno", None) == errno.ENOSPC
+        sys.exit(f"murphy.py: {error}" + "; the last checkpoint stays good: make room, and go on with --resume" * full)
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
 

@@ -31,13 +31,30 @@ def base(tmp_path_factory):
     return str(murphy.toy.base_model("cutoff", 0, tmp_path_factory.mktemp("bases"), steps=100, batch=16))
 
 
+@pytest.fixture(autouse=True, scope="module")
+def unchecked():
+    """Whether the executor judges rightly is its own tests' matter: a second saved for each run in this file."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(executor, "self_check", lambda: None)
+        yield
+
+
+def settings(base, folder, **more):
+    """A run of four steps in which something is learned. With beta: a resumed run must find the initial model again."""
+    return Config(**{"model": base, "problems": "cutoff", "steps": 4, "problems_per_step": 4, "group_size": 3, "eval_count": 4,
+                     "eval_iterations": 2, "eval_every": 2, "log_trees_every": 1, "save_every": 2, "learning_rate": 1e-3,
+                     "beta": 0.05, "output": str(folder)} | more)
+
+
 @pytest.fixture
-def small(base, tmp_path, monkeypatch):
-    """Settings of a run of four steps in which something is learned; the executor's own check is its own tests' matter."""
-    monkeypatch.setattr(executor, "self_check", lambda: None)
-    return lambda name, **more: Config(**{
-        "model": base, "problems": "cutoff", "steps": 4, "problems_per_step": 4, "group_size": 3, "eval_count": 4, "eval_iterations": 2,
-        "eval_every": 2, "log_trees_every": 1, "save_every": 2, "learning_rate": 1e-3, "output": str(tmp_path / name)} | more)
+def small(base, tmp_path):
+    return lambda name, **more: settings(base, tmp_path / name, **more)
+
+
+@pytest.fixture(scope="module")
+def straight(base, tmp_path_factory):
+    """What a run that nothing happened to left."""
+    return left(murphy.train(settings(base, tmp_path_factory.mktemp("runs") / "straight")))
 
 
 def left(folder):
@@ -53,9 +70,8 @@ def steps(folder):
     return sorted(int(path.name[5:]) for path in Path(folder).glob("checkpoints/step-*[0-9]"))
 
 
-def test_four_steps_are_two_then_kill_9_then_two_bit_for_bit(small):
-    straight, broken = small("straight", beta=0.05), small("broken", beta=0.05)
-    murphy.train(straight)
+def test_four_steps_are_two_then_kill_9_then_two_bit_for_bit(small, straight):
+    broken = small("broken")
     victim = FORKS.Process(target=murphy.train, args=(broken,))
     victim.start()
     log = Path(broken.output) / "metrics.jsonl"
@@ -65,15 +81,14 @@ def test_four_steps_are_two_then_kill_9_then_two_bit_for_bit(small):
     victim.kill()
     victim.join()
     assert victim.exitcode == -signal.SIGKILL and not (Path(broken.output) / "evaluation.json").exists()
-    murphy.train(small("broken", beta=0.05, resume="latest"))
-    assert left(broken.output) == left(straight.output)  # beta: the reference is the initial model, or "kl" would differ
+    murphy.train(small("broken", resume="latest"))
+    assert left(broken.output) == straight
     assert steps(broken.output) == [2, 4]
 
 
 @pytest.mark.parametrize("moment, call, number, at", [
     ("build_trees", 3, signal.SIGINT, 2), ("choose", 3, signal.SIGTERM, 3), ("attempts", 2, signal.SIGTERM, 2)])
-def test_a_signal_abandons_sampling_and_evaluation_but_finishes_an_update(small, monkeypatch, capsys, moment, call, number, at):
-    murphy.train(small("straight"))
+def test_a_signal_abandons_sampling_and_evaluation_but_finishes_an_update(small, straight, monkeypatch, capsys, moment, call, number, at):
     real, calls, before = getattr(murphy, moment), [], signal.getsignal(number)
 
     def signalled(*args, **kwargs):
@@ -91,7 +106,7 @@ def test_a_signal_abandons_sampling_and_evaluation_but_finishes_an_update(small,
     assert f"stopped after {at} of 4 steps" in said and f"--output {small('run').output} --resume" in said
     assert steps(small("run").output) == [at]
     murphy.train(small("run", save_every=0, resume="latest"))
-    assert left(small("run").output) == left(small("straight").output)
+    assert left(small("run").output) == straight
 
 
 def processes_below(pid):
@@ -205,6 +220,16 @@ def test_a_full_disk_is_one_sentence_and_the_last_checkpoint_stays_good(tmp_path
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-000002"]
     assert murphy.checkpoint(tmp_path, "latest").name == "step-000002"
+
+
+def test_a_disk_that_is_full_for_a_log_is_one_sentence_too(monkeypatch):
+    def full(config):
+        with open("/dev/full", "w") as log:
+            log.write("a line")
+    monkeypatch.setattr(murphy, "train", full)
+    monkeypatch.setattr(sys, "argv", ["murphy.py"])
+    with pytest.raises(SystemExit, match=r"^murphy.py: .*No space left on device; the last checkpoint stays good: make room"):
+        murphy.main()
 
 
 def test_leaving_in_the_middle_of_a_save_spoils_neither_the_last_nor_the_next(tmp_path, capsys):
