@@ -298,6 +298,8 @@ def run(config: Config, folder: Path, device: torch.device, rank: int, ranks: in
     found = gather(str(checkpoint(folder, config.resume) or "") if config.resume and rank == 0 else "")[0]
     at = resume(Path(found), fixed, versions) if found else Progress()
     if rank == 0:
+        if found:
+            set_aside_newer(Path(found))
         write(folder / "settings.json", [asdict(config)])
         for name, size in at.sizes.items():
             with open(folder / name, "ab") as log:
@@ -505,23 +507,24 @@ def damage(path: Path) -> str:
 
 
 def checkpoint(folder: Path, name: str) -> Path | None:
-    """The checkpoint to go on from: the newest good one ("latest"), or the one named; None if none was made so far.
-
-    What is newer, damaged or not, is named and set aside: the run makes its own from there on."""
+    """The checkpoint to go on from: the newest good one ("latest"), or the one named; None if none was made so far."""
     listed = sorted((path for path in folder.glob("checkpoints/step-*") if path.suffix != ".aside"), reverse=True)
-    for place, path in enumerate(listed):
+    for path in listed:
         why = damage(path) if name in ("latest", path.name) else f"{name} was asked for"
         if not why:
-            break
+            return path
         print(f"{path} is passed over: {why}", flush=True)
-    else:
-        if name == "latest" and all(path.suffix for path in listed):
-            return None
-        raise ValueError(f"--resume {name}: {folder} has no such checkpoint that is good; start anew in another folder")
-    for newer in listed[:place]:
-        shutil.rmtree(newer.with_suffix(".aside"), ignore_errors=True)
-        newer.rename(newer.with_suffix(".aside"))
-    return path
+    if name == "latest" and all(path.suffix for path in listed):
+        return None
+    raise ValueError(f"--resume {name}: {folder} has no such checkpoint that is good; start anew in another folder")
+
+
+def set_aside_newer(path: Path) -> None:
+    """Rename the checkpoints that are newer than the one the run goes on from: it makes its own from there."""
+    for newer in sorted(path.parent.glob("step-*")):
+        if newer.name > path.name and newer.suffix != ".aside":
+            shutil.rmtree(newer.with_suffix(".aside"), ignore_errors=True)
+            newer.rename(newer.with_suffix(".aside"))
 
 
 def resume(path: Path, fixed: dict, versions: dict) -> Progress:

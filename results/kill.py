@@ -1,4 +1,4 @@
-"""A run that is killed 50 times at random moments ends as one that was left alone: python results/kill.py   (about 5 minutes)
+"""A run that is killed 50 times at random moments ends as one that was left alone: python results/kill.py   (about 5 minutes on two free cores)
 
 Every time the newest good checkpoint must hold all steps but those since the last save. In the end the metrics (without
 their seconds), the trees, the evaluations and the weights are compared with those of a run that nothing happened to.
@@ -46,7 +46,7 @@ def left(folder: Path) -> list:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=50)
-    parser.add_argument("--steps", type=int, default=400, help="more than will be made before the last kill")
+    parser.add_argument("--steps", type=int, default=250, help="more than will be made before the last kill")
     parser.add_argument("--save-every", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=6, help="the latest moment of a kill, from the start of the process")
     parser.add_argument("--seed", type=int, default=0)

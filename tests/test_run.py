@@ -192,11 +192,12 @@ def test_a_damaged_checkpoint_is_named_and_passed_over(tmp_path, capsys, spoil, 
     assert murphy.checkpoint(tmp_path, "latest").name == "step-000002"
     said = capsys.readouterr().out
     assert "step-000003" in said and "is passed over" in said and why in said
-    save(tmp_path, 3)  # and it is not in the way of a new one
-    assert murphy.checkpoint(tmp_path, "latest").name == "step-000003"
+    murphy.set_aside_newer(tmp_path / "checkpoints" / "step-000002")
+    save(tmp_path, 3)  # it is not in the way of a new one
+    assert murphy.checkpoint(tmp_path, "latest").name == "step-000003" and steps(tmp_path) == [2, 3]
     with pytest.raises(ValueError, match="no such checkpoint that is good"):
         murphy.checkpoint(tmp_path, "step-000001")
-    assert murphy.checkpoint(tmp_path, "step-000002").name == "step-000002" and steps(tmp_path) == [2]
+    assert murphy.checkpoint(tmp_path, "step-000002").name == "step-000002"
 
 
 def test_where_every_checkpoint_is_damaged_nothing_is_begun_anew_by_stealth(tmp_path):
@@ -243,9 +244,10 @@ def test_leaving_in_the_middle_of_a_save_spoils_neither_the_last_nor_the_next(tm
 
 
 def test_a_run_goes_on_only_as_it_was_begun(small, capsys):
-    folder = murphy.train(small("run", steps=2, eval_every=0))
+    folder = murphy.train(small("run", steps=2, eval_every=0, save_every=1))
     with pytest.raises(ValueError) as refused:
-        murphy.train(small("run", steps=3, gamma=0.5, eval_every=7, save_every=9, resume="latest"))
+        murphy.train(small("run", steps=3, gamma=0.5, eval_every=7, save_every=9, resume="step-000001"))
+    assert steps(folder) == [1, 2]  # a refusal changes nothing
     said = str(refused.value)
     assert "steps (2 there, 3 now)" in said and "gamma (1.0 there, 0.5 now)" in said and "every" not in said and "seed" not in said
     with pytest.raises(ValueError, match="holds something already"):
