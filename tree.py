@@ -71,7 +71,7 @@ def build_trees(
 ) -> list[Node]:
     """Grow one rollout tree per problem, breadth first (paper).
 
-    One `sample` call and one `execute` call per turn for all open nodes of all problems. A node for which `stop` holds
+    One `sample` call and one `execute` call per turn for all open nodes of all problems, equal jobs left out. A node for which `stop` holds
     (solved, unless told otherwise) is never expanded; G + G^2 + ... + G^S nodes where nothing is solved.
     Raises ValueError if `sample` breaks its contract or a problem cannot be scored.
     """
@@ -79,6 +79,7 @@ def build_trees(
         raise ValueError(f"a tree needs turns >= 1 and group_size >= 1, got turns={turns}, group_size={group_size}")
     trees = [Node(turn=0, problem=problem) for problem in problems]
     frontier = [(tree, tree, first_messages(tree.problem)) for tree in trees]  # (root, parent, prompt of its children)
+    verdicts: dict[tuple[int, str], Any] = {}
     for turn in range(1, turns + 1):
         if not frontier:
             break
@@ -97,8 +98,11 @@ def build_trees(
                 node = Node(turn, prompt, c.prompt_ids, c.completion_ids, c.text, code, c.truncated)
                 parent.children.append(node)
                 grown.append((root, node))
-        results = execute([(root.problem, node.code) for root, node in grown]) if grown else []
-        for (root, node), result in zip(grown, results, strict=True):
+        # A policy repeats itself: equal programs for one problem are judged once in the tree's life.
+        jobs = {(id(root), node.code): (root.problem, node.code) for root, node in grown if (id(root), node.code) not in verdicts}
+        verdicts.update(zip(jobs, execute(list(jobs.values())) if jobs else [], strict=True))
+        for root, node in grown:
+            result = verdicts[id(root), node.code]
             if result.status == "unscorable":  # a broken problem must not look like a wrong answer
                 raise ValueError(f"problem {root.problem.id!r} cannot be scored ({result.feedback}): leave it out")
             node.reward, node.status, node.feedback = result.reward, result.status, result.feedback

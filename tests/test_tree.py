@@ -54,6 +54,17 @@ def test_breadth_first_one_call_a_turn_for_all_problems_and_solved_nodes_are_not
     assert [n.turn for n in walk(trees[1])] == [1, 1, 2, 2, 3, 3]
 
 
+def test_a_program_that_comes_again_in_its_tree_is_not_run_again():
+    jobs = []
+    sample = lambda prompts, n: [[Completion("f = 1"), Completion(f"f = {len(jobs) + i}")] for i, _ in enumerate(prompts, 5)]
+    execute = lambda asked: jobs.append(asked) or [result(0.5, f"on {code}") for _, code in asked]
+    trees = build_trees([problem("a"), problem("b")], sample, execute, turns=2, group_size=2)
+    assert [[(p.id, code) for p, code in asked] for asked in jobs] == [
+        [("a", "f = 1"), ("a", "f = 5"), ("b", "f = 1"), ("b", "f = 6")],  # the same text for another problem is another job
+        [("a", "f = 6"), ("a", "f = 7"), ("b", "f = 8"), ("b", "f = 9")]]
+    assert all(n.reward == 0.5 and n.feedback == f"on {n.code}" for tree in trees for n in walk(tree))
+
+
 def test_prompt_of_a_refinement_is_the_whole_path_and_its_feedback_once():
     script = Script([0] * 14)
     build_trees([problem(prompt="the statement")], script.sample, script.execute, turns=3, group_size=2)
