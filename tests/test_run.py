@@ -72,7 +72,7 @@ def steps(folder):
 
 def test_four_steps_are_two_then_kill_9_then_two_bit_for_bit(small, straight):
     broken = small("broken")
-    victim = FORKS.Process(target=murphy.train, args=(broken,))
+    victim = FORKS.Process(target=murphy.train, args=(broken,), daemon=True)
     victim.start()
     log = Path(broken.output) / "metrics.jsonl"
     while not (steps(broken.output) and log.read_text().count("\n") > 2):  # a line that will have to be made again
@@ -311,7 +311,7 @@ def start_two(function, *args):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    two = [FORKS.Process(target=ranked, args=(function, rank, port, *args)) for rank in (0, 1)]
+    two = [FORKS.Process(target=ranked, args=(function, rank, port, *args), daemon=True) for rank in (0, 1)]
     for process in two:
         process.start()
     return two
