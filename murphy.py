@@ -352,7 +352,8 @@ def run(config: Config, folder: Path, device: torch.device, rank: int, ranks: in
             total=config.steps, initial=at.step, desc="MURPHY", unit="step", disable=True if rank else None) as bar:
         while True:
             step, states, best = at.step, random_states(device), False
-            if str(step) not in at.evaluations and (step in (0, config.steps) or config.eval_every and step % config.eval_every == 0):
+            due = step in (0, config.steps) or config.eval_every and step % config.eval_every == 0
+            if due and str(step) not in at.evaluations:
                 rows = gather(stop.unless(evaluation))
                 if None in rows:
                     break
@@ -401,8 +402,8 @@ def run(config: Config, folder: Path, device: torch.device, rank: int, ranks: in
             if step != saved:
                 save_checkpoint()
             command = f"torchrun --nproc-per-node {ranks}" if ranks > 1 else "python"
-            print(f"stopped after {step} of {config.steps} steps. To go on: {command} murphy.py --output {shlex.quote(str(folder))} --resume",
-                  flush=True)
+            print(f"stopped after {step} of {config.steps} steps. To go on: {command} murphy.py --output "
+                  f"{shlex.quote(str(folder))} --resume", flush=True)
             raise SystemExit(128 + (stop or [signal.SIGTERM])[0])
     if rank == 0:
         finish(config, folder, model, tokenizer, at, len(held_out))
@@ -675,7 +676,8 @@ def main() -> None:
         (config,) = parser.parse_args_into_dataclasses()
         saved = Path(config.output) / "settings.json"
         if config.resume and saved.exists():
-            parser.set_defaults(**{k: v for k, v in json.loads(saved.read_bytes()).items() if k not in ("output", "resume", "plot")})
+            old = json.loads(saved.read_bytes())
+            parser.set_defaults(**{name: old[name] for name in old if name not in ("output", "resume", "plot")})
             (config,) = parser.parse_args_into_dataclasses()
         print(plot(Path(config.plot))) if config.plot else train(config)
     except (ValueError, OSError, RuntimeError, ImportError) as error:

@@ -401,8 +401,8 @@ def unfoldable(node: Node, step: int | None = None) -> str:
         prompt = node.children[0].prompt[-1]["content"] if node.children else ""
         label, inside = f"step {step}, problem {node.problem.id if node.problem else ''}", block("prompt", prompt)
     else:
-        label = (f"turn {node.turn}: reward {node.reward:.2f}, credit {node.credit:.2f}, advantage {node.advantage:+.2f}, {node.status}"
-                 + ", truncated" * node.truncated + ", pruned" * (not node.kept))
+        label = (f"turn {node.turn}: reward {node.reward:.2f}, credit {node.credit:.2f}, advantage {node.advantage:+.2f}, "
+                 + node.status + ", truncated" * node.truncated + ", pruned" * (not node.kept))
         asked = node.children[0].prompt[-1]["content"] if node.children else ""
         inside = (block("program", node.code) + block("answer", node.text if node.text.strip() != node.code.strip() else "")
                   + block("feedback", node.feedback) + block("prompt of its refinements", asked))
