@@ -396,11 +396,12 @@ def test_limits_are_checked():
 
 
 def test_a_judge_that_dies_is_replaced():
-    for role in ("--judge", "--zygote"):
+    for victim_is_judge in (True, False):  # else its zygote
         executor.close()
         run_many([(ADD, f"x = {n}") for n in range(2)])
-        folders = [worker.folder for worker in executor._idle]
-        for pid in [pid for pid, line in processes().items() if role in line and any(folder in line for folder in folders)]:
+        judges = {worker.process.pid: worker.folder for worker in executor._idle}
+        for pid in [pid for pid, line in processes().items() if (pid in judges) == victim_is_judge
+                    and any(folder in line for folder in judges.values())]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, 9)
         codes = [f"def add(a, b): return a + b  # {n}" for n in range(9)]
