@@ -62,8 +62,9 @@ def left(folder):
     folder = Path(folder)
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert sum(line["optimizer_steps"] for line in lines) > 2
+    progress = json.loads((folder / "checkpoints" / "step-000004" / "state.json").read_text())["progress"]
     return ([{k: v for k, v in line.items() if k not in ("sampling", "executing", "updating")} for line in lines],
-            (folder / "trees.jsonl").read_text(), (folder / "evaluation.json").read_text(), (folder / "model.safetensors").read_bytes())
+            progress | {"sizes": None}, *((folder / name).read_bytes() for name in ("trees.jsonl", "evaluation.json", "model.safetensors")))
 
 
 def steps(folder):
@@ -292,11 +293,12 @@ def test_a_loss_that_is_not_finite_says_where_and_leaves_its_batch(small, monkey
     assert first["children"][0]["prompt_ids"] and first["children"][0]["completion_ids"]
 
 
-def test_a_cap_that_cuts_every_completion_is_warned_of(small):
+def test_a_cap_that_cuts_every_completion_is_warned_of(small, capsys):
     with pytest.warns(UserWarning, match="no end within --max-new-tokens 2"):
-        murphy.train(small("run", max_new_tokens=2, steps=1, eval_every=0))
-    (line,) = map(json.loads, (Path(small("run").output) / "metrics.jsonl").read_text().splitlines())
-    assert line["truncated"] == 1.0 and line["groups_with_spread"] == 0.0
+        murphy.train(small("run", max_new_tokens=2, steps=2, eval_every=0, beta=0.0))
+    for line in map(json.loads, (Path(small("run").output) / "metrics.jsonl").open()):
+        assert line["truncated"] == 1.0 and line["groups_with_spread"] == 0.0
+    assert "In 2 of 2 steps nothing could be learned" in capsys.readouterr().out
 
 
 # Two processes, which find each other as under torchrun.
@@ -386,8 +388,8 @@ def test_a_whole_run_of_two_ranks_logs_every_tree_once_and_goes_on_from_its_chec
     assert [t["step"] for t in trees] == [0] * 4 + [1] * 4
     first, second = ([[n["text"] for n in t["children"]] for t in half] for half in (trees[:2], trees[2:4]))
     assert first != second  # the prompts of this world are all the same: equal seeds would show
-    assert [json.loads(line)["programs"] for line in (straight / "metrics.jsonl").open()][0] == sum(
-        1 for t in trees[:4] for _ in tree.walk(tree.from_dict(t)))
+    line = json.loads((straight / "metrics.jsonl").read_text().splitlines()[0])
+    assert line["programs"] == sum(1 for t in trees[:4] for _ in tree.walk(tree.from_dict(t)))
     for name in ("trees.jsonl", "evaluation.json", "model.safetensors"):
         assert (straight / name).read_bytes() == (broken / name).read_bytes(), name
 
