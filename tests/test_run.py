@@ -19,7 +19,7 @@ import executor
 import murphy
 import tree
 from murphy import Config
-from tree import Node
+from tree import Completion, Node
 
 ROOT = Path(murphy.__file__).parent
 FORKS = multiprocessing.get_context("forkserver")  # torch is imported once, for all processes that a test starts
@@ -293,11 +293,14 @@ def test_a_loss_that_is_not_finite_says_where_and_leaves_its_batch(small, monkey
     assert first["children"][0]["prompt_ids"] and first["children"][0]["completion_ids"]
 
 
-def test_a_cap_that_cuts_every_completion_is_warned_of(small, capsys):
-    with pytest.warns(UserWarning, match="no end within --max-new-tokens 2"):
-        murphy.train(small("run", max_new_tokens=2, steps=2, eval_every=0, beta=0.0))
+def test_a_cap_that_cuts_every_completion_is_warned_of(small, monkeypatch, capsys):
+    endless = lambda *_, max_new_tokens, **__: lambda prompts, n: [
+        [Completion("def f(", [3, 4], [5] * max_new_tokens, truncated=True) for _ in range(n)] for _ in prompts]
+    monkeypatch.setattr(murphy, "make_sampler", endless)
+    with pytest.warns(UserWarning, match="no end within --max-new-tokens 4"):
+        murphy.train(small("run", max_new_tokens=4, steps=2, eval_every=0, beta=0.0))
     for line in map(json.loads, (Path(small("run").output) / "metrics.jsonl").open()):
-        assert line["truncated"] == 1.0 and line["groups_with_spread"] == 0.0
+        assert line["truncated"] == 1.0 and line["groups_with_spread"] == 0.0 and line["completion_tokens"] == 4
     assert "In 2 of 2 steps nothing could be learned" in capsys.readouterr().out
 
 
