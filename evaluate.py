@@ -21,6 +21,7 @@ from argparse import ArgumentDefaultsHelpFormatter, RawDescriptionHelpFormatter
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
+from datetime import timedelta
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -29,6 +30,7 @@ from typing import Any, Literal
 import numpy as np
 import pandas
 import torch
+import torch.distributed as dist
 from tqdm import tqdm
 from transformers import HfArgumentParser
 from transformers.utils import logging as transformers_logging
@@ -262,6 +264,32 @@ def resume(folder: Path, settings: dict, iterations: int, chains: int) -> list[d
     return whole
 
 
+PATIENCE = timedelta(minutes=30)  # a rank waits so long for the others, then it ends with an error
+
+
+def join(device: torch.device) -> tuple[int, int]:
+    """This process's rank and the number of ranks: 0 and 1, unless torchrun has started several. Rank 0 speaks for all."""
+    rank, ranks = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    if ranks > 1 and not dist.is_initialized():
+        if device.type == "cuda":
+            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", timeout=PATIENCE)
+        sys.stdout = open(os.devnull, "w") if rank else sys.stdout
+    return rank, ranks
+
+
+def gather(value: Any) -> list:
+    """A value of every rank, in their order; [value] without torchrun. As JSON: no text of a model meets pickle."""
+    if not dist.is_initialized():
+        return [value]
+    mine = torch.frombuffer(bytearray(json.dumps(value), "ascii"), dtype=torch.uint8)
+    sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size())]
+    dist.all_gather(sizes, torch.tensor([len(mine)]))
+    texts = [torch.zeros(max(sizes), dtype=torch.uint8) for _ in sizes]
+    dist.all_gather(texts, torch.nn.functional.pad(mine, (0, max(sizes) - len(mine))))
+    return [json.loads(text.numpy().tobytes()[:size]) for text, size in zip(texts, sizes, strict=True)]
+
+
 def option(default: Any, help: str) -> Any:
     return field(default=default, metadata={"help": help})
 
@@ -316,6 +344,8 @@ class EvalConfig:
 def prepare(c: EvalConfig) -> tuple:
     """All that a user's mistake can stop, before anything is sampled; what `run` needs."""
     executor.self_check()
+    device = pick_device(c.device)
+    rank, ranks = join(device)
     world, left_out = c.benchmark in toy.WORLDS, []
     if world:
         found = toy.problems(c.benchmark, c.split or "test", c.limit or 200, c.shuffle or 0)
@@ -324,12 +354,12 @@ def prepare(c: EvalConfig) -> tuple:
         filters = {name: getattr(c, name) for name in ("split", "limit", "difficulty", "version", "start_date", "end_date")}
         found = load_problems(c.benchmark, **filters, seed=c.shuffle, execute=executor.run_many, dropped=left_out)
     problems = distinct([replace(p, public_tests=[]) if c.oracle else p for p in found])
-    model, tokenizer = load_model(c.model, pick_device(c.device))
+    model, tokenizer = load_model(c.model, device)
     weights = 0  # of 64 numbers of every weight: another training run may have left another model under the same path
     for _, weight in sorted(model.state_dict().items()):
         weights = zlib.crc32(weight.flatten()[:: max(1, weight.numel() // 64)].float().cpu().numpy().tobytes(), weights)
     settings = {k: v for k, v in asdict(c).items() if k not in ("device", "output", "export", "export_attempt", "compare")} | {
-        "max_new_tokens": c.max_new_tokens or (16 if world else 1024), "weights": weights,
+        "max_new_tokens": c.max_new_tokens or (16 if world else 1024), "weights": weights, "ranks": ranks,
         "feedback_tests": c.feedback_tests or (1 if world else 3),
         "version": c.version or ("release_v6" if c.benchmark == "livecodebench" else None),
         "problems": zlib.crc32(repr(problems).encode("utf-8", "replace"))}
@@ -338,18 +368,19 @@ def prepare(c: EvalConfig) -> tuple:
     control = sampler(temperature=c.temperature or 0.8) if c.control else None
     execute = partial(executor.run_many, max_failures=settings["feedback_tests"], seconds=c.timeout)
     folder = Path(c.output or f"runs/eval-{Path(c.model).name}-{Path(c.benchmark).stem}")
-    rows = resume(folder, settings, c.iterations, c.samples * (1 + c.iterations * c.control))
+    rows = resume(folder, settings, c.iterations, c.samples * (1 + c.iterations * c.control)) if rank == 0 else []
     libraries = {name: version(name) for name in ("torch", "transformers", "datasets", "numpy")}
     facts = {"settings": settings, "left out": left_out, "context": getattr(model.config, "max_position_embeddings", None),
              "device": str(model.device), "resumed": len({row["task_id"] for row in rows}),
              "libraries": {"python": sys.version.split()[0]} | libraries}
-    return problems, sampler(temperature=c.temperature), control, execute, rows, folder, facts
+    return problems, sampler(temperature=c.temperature), control, execute, rows, folder, facts, rank, ranks
 
 
 def run(c: EvalConfig, problems: list, sample: Callable, control: Callable | None, execute: Callable, rows: list,
-        folder: Path, facts: dict) -> None:
-    """Sample what is missing, chunk by chunk; write samples.jsonl, result.json and the export; print the table."""
-    seconds, done = Counter(), {row["task_id"] for row in rows}
+        folder: Path, facts: dict, rank: int = 0, ranks: int = 1) -> None:
+    """Sample what is missing, chunk by chunk, a chunk's problems dealt out to the ranks of torchrun; rank 0 writes
+    samples.jsonl, result.json and the export, and prints the table."""
+    seconds, done = Counter(), set(gather(sorted({row["task_id"] for row in rows}))[0])
 
     def timed(name: str, call: Callable, *arguments: Any) -> Any:
         bar.set_postfix_str(name)
@@ -358,17 +389,21 @@ def run(c: EvalConfig, problems: list, sample: Callable, control: Callable | Non
         seconds[name] += time.perf_counter() - start
         return answer
 
-    with tqdm(total=len(problems), initial=len(done), unit="problem", desc=c.benchmark, disable=None) as bar:
+    with tqdm(total=len(problems), initial=len(done), unit="problem", desc=c.benchmark, disable=True if rank else None) as bar:
         for start in range(0, len(problems), c.chunk):
-            torch.manual_seed(zlib.crc32(f"{c.seed} {start}".encode()))
+            torch.manual_seed(zlib.crc32(f"{c.seed} {start}{f' {rank}' * (rank > 0)}".encode()))
             chunk = [problem for problem in problems[start:start + c.chunk] if problem.id not in done]
-            new = attempts(chunk, partial(timed, "sampling", sample), partial(timed, "executing", execute), c.iterations,
+            new = attempts(chunk[rank::ranks], partial(timed, "sampling", sample), partial(timed, "executing", execute), c.iterations,
                            c.samples, control and partial(timed, "sampling", control))
-            write(folder / "samples.jsonl", new, append=True)
+            new = sum(gather(new), [])
+            if rank == 0:
+                write(folder / "samples.jsonl", new, append=True)
             rows += new
             bar.update(len(chunk))
             if bar.disable:  # no terminal: a line in the log instead
                 print(f"{min(start + c.chunk, len(problems))} of {len(problems)} problems", flush=True)
+    if rank:
+        return
     summary = summarise(problems, rows, c.iterations) | facts | {"seconds": seconds}
     write(folder / "result.json", [summary])
     print(f"{folder} ({facts['resumed']} of {len(problems)} problems were there already)\n{table(summary)}")

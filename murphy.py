@@ -28,7 +28,6 @@ import zlib
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -43,7 +42,7 @@ from transformers.utils import logging as transformers_logging
 
 import executor
 import toy
-from evaluate import attempts, distinct, option, summarise, table, write
+from evaluate import attempts, distinct, gather, join, option, summarise, table, write
 from grpo import grpo_loss, mean_stats, micro_batches, rows_logprobs, why_padded
 from problems import load_problems
 from propagate import group_advantages, inter_prune, intra_prune, propagate
@@ -582,32 +581,6 @@ class Signals(list):
             answer = None if self else function(*args)
             self.abandoning = False
         return None if self else answer
-
-
-PATIENCE = timedelta(minutes=30)  # a rank waits so long for the others, then it ends with an error
-
-
-def join(device: torch.device) -> tuple[int, int]:
-    """This process's rank and the number of ranks: 0 and 1, unless torchrun has started several. Rank 0 speaks for all."""
-    rank, ranks = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-    if ranks > 1 and not dist.is_initialized():
-        if device.type == "cuda":
-            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-        dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", timeout=PATIENCE)
-        sys.stdout = open(os.devnull, "w") if rank else sys.stdout
-    return rank, ranks
-
-
-def gather(value: Any) -> list:
-    """A value of every rank, in their order; [value] without torchrun. As JSON: no text of a model meets pickle."""
-    if not dist.is_initialized():
-        return [value]
-    mine = torch.frombuffer(bytearray(json.dumps(value), "ascii"), dtype=torch.uint8)
-    sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size())]
-    dist.all_gather(sizes, torch.tensor([len(mine)]))
-    texts = [torch.zeros(max(sizes), dtype=torch.uint8) for _ in sizes]
-    dist.all_gather(texts, torch.nn.functional.pad(mine, (0, max(sizes) - len(mine))))
-    return [json.loads(text.numpy().tobytes()[:size]) for text, size in zip(texts, sizes, strict=True)]
 
 
 def gather_trees(trees: list[Node] | None, rank: int) -> list[Node] | None:

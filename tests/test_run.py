@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import evaluate
 import executor
 import murphy
 import tree
@@ -395,6 +396,23 @@ def test_a_whole_run_of_two_ranks_logs_every_tree_once_and_goes_on_from_its_chec
     assert line["programs"] == sum(1 for t in trees[:4] for _ in tree.walk(tree.from_dict(t)))
     for name in ("trees.jsonl", "evaluation.json", "model.safetensors"):
         assert (straight / name).read_bytes() == (broken / name).read_bytes(), name
+
+
+def evaluate_quietly(rank, arguments):
+    executor.self_check = lambda: None
+    evaluate.main(arguments)
+
+
+def test_an_evaluation_shared_by_two_ranks_is_that_of_one(base, tmp_path):
+    common = ["--model", base, "--benchmark", "cutoff", "--limit", "7", "--iterations", "2", "--chunk", "4"]
+    for process in (two := start_two(evaluate_quietly, [*common, "--output", str(tmp_path / "two")])):
+        process.join(120)
+    assert [process.exitcode for process in two] == [0, 0]
+    evaluate.main([*common, "--output", str(tmp_path / "one")])
+    rows = [sorted((tmp_path / name / "samples.jsonl").read_text().splitlines()) for name in ("one", "two")]
+    assert rows[0] == rows[1] and len(rows[0]) >= 7  # greedy: the same attempts, each written once
+    one, two = (json.loads((tmp_path / name / "result.json").read_text()) for name in ("one", "two"))
+    assert one["Iter-k"] == two["Iter-k"] and two["settings"]["ranks"] == 2
 
 
 # Looking at a run.
