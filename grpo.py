@@ -187,6 +187,7 @@ def micro_batches(rows: Sequence[Row], token_budget: int, packed: bool = True) -
     packed (pass `not why_padded(model)`), else rows * (P + C). A longer row is a batch of its own; none is left out."""
     ids = [[*prompt, *completion] for prompt, completion in rows]
     batches: list[list[int]] = []
+    size = 0  # of the last batch
     # Packed: in the order of their ids, neighbours share the most. Padded: of one length, rows need no padding.
     for i in sorted(range(len(rows)), key=ids.__getitem__ if packed else lambda i: -len(ids[i])):
         batch = [*batches[-1], i] if batches else [i]

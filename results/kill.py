@@ -1,4 +1,4 @@
-"""A run that is killed 50 times at random moments ends as one that was left alone: python results/kill.py   (about 5 minutes on two free cores)
+"""A run killed 50 times at random moments ends as one left alone: python results/kill.py   (about 5 minutes on two free cores)
 
 Every time the newest good checkpoint must hold all steps but those since the last save. In the end the metrics (without
 their seconds), the trees, the evaluations and the weights are compared with those of a run that nothing happened to.
