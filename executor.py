@@ -50,7 +50,8 @@ def run(problem: Any, code: str, **limits) -> Result:
     """Score one program: run_many with a single pair.
 
     >>> from types import SimpleNamespace
-    >>> run(SimpleNamespace(kind="functional", tests=[[[2, 3], 5], [[1, 0], 1]], entry_point="add"), "def add(a, b): return 5").feedback
+    >>> problem = SimpleNamespace(kind="functional", tests=[[[2, 3], 5], [[1, 0], 1]], entry_point="add")
+    >>> run(problem, "def add(a, b): return 5").feedback
     'Test 2 failed: add(1, 0) returned 5, expected 1'
     """
     return run_many([(problem, code)], **limits)[0]
@@ -69,14 +70,15 @@ def run_many(jobs: list, workers: int | None = None, **limits) -> list[Result]:
             raise ValueError(f"executor: the limit {name} must be a positive number, not {value!r}")
     texts = {}
     for problem in {id(problem): problem for problem, _ in jobs}.values():  # `jobs` keeps them alive, so the ids stay theirs
-        fields = (getattr(problem, name, None) for name in ("kind", "tests", "public_tests", "entry_point", "context", "reference"))
+        fields = ("kind", "tests", "public_tests", "entry_point", "context", "reference")
         try:
-            texts[id(problem)] = json.dumps([pack(field) for field in fields]), len(problem.tests or ())
+            texts[id(problem)] = json.dumps([pack(getattr(problem, name, None)) for name in fields]), len(problem.tests or ())
         except Uncrossable as error:
             texts[id(problem)] = error, 0
     pairs = [(*texts[id(problem)], code if (code or "").strip() else "") for problem, code in jobs]
     from concurrent.futures import ThreadPoolExecutor  # here, so that the zygote stays small
-    pool = ThreadPoolExecutor(workers or (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    pool = ThreadPoolExecutor(workers or cores)
     try:
         answers = dict(zip(dict.fromkeys(pairs), pool.map(functools.partial(_score, {**LIMITS, **limits}), dict.fromkeys(pairs))))
     finally:
@@ -112,11 +114,10 @@ def _score(limits: dict, pair: tuple) -> dict:
             answer = receive(worker.socket)
             _idle.append(worker)
             return answer
-        except TimeoutError:
+        except (EOFError, OSError) as error:
             worker.close()
-            return verdict("timeout", "The program ran out of time.", failed)
-        except (EOFError, OSError):
-            worker.close()
+            if isinstance(error, TimeoutError):
+                return verdict("timeout", "The program ran out of time.", failed)
     return verdict("error", "The program ended its judge.", failed)
 
 
@@ -133,8 +134,9 @@ class Worker:
         command = [PYTHON, "-s", "-P", "-W", "ignore", os.path.abspath(__file__), "--judge", str(theirs.fileno()), self.folder]
         with theirs:
             try:  # a new process, never a fork: with torch loaded a fork is slow, and its memory could be read
-                self.process = subprocess.Popen(command, cwd="/", env=ENVIRONMENT, pass_fds=[theirs.fileno()], start_new_session=True,
-                                                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+                self.process = subprocess.Popen(
+                    command, cwd="/", env=ENVIRONMENT, pass_fds=[theirs.fileno()], start_new_session=True,
+                    stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
             except OSError as error:
                 os.rmdir(self.folder)
                 raise RuntimeError(f"executor: cannot start the interpreter {PYTHON} ({error.strerror}); "
@@ -180,7 +182,7 @@ def _size(x: Any) -> Any:
 
 TYPES = {kind.__name__: (kind, parts, make) for kind, parts, make in (  # the loops are Python's, so that a timer can end them
     (tuple, list, tuple), (set, list, lambda v: {x for x in v}), (frozenset, list, lambda v: frozenset({x for x in v})),
-    (dict, lambda x: map(list, x.items()), lambda v: {key: value for key, value in v}), (collections.deque, list, collections.deque),
+    (dict, lambda x: map(list, x.items()), lambda v: {key: x for key, x in v}), (collections.deque, list, collections.deque),
     (int, lambda x: [hex(x)], lambda v: _size(int(v[0], 16))), (complex, lambda x: [x.real, x.imag], lambda v: complex(*v)),
     (range, lambda x: [x.start, x.stop, x.step], lambda v: _size(range(*v))),
     (decimal.Decimal, lambda x: [str(x)], lambda v: _size(decimal.Decimal(v[0]))),
@@ -306,7 +308,7 @@ class Plan(ast.NodeTransformer):
         items += [(text, True, text in public) for text in texts]
         self.cases, kinds = [text for text, *_ in items], (str, str) if kind == "stdin" else (list, object)
         try:
-            self.read_code(items, ast.parse(reference or ""))
+            self.read_code(items, ast.parse(reference or "" if kind == "assert" else ""))
             for case in () if kind == "assert" else self.cases:
                 if not isinstance(case, (list, tuple)) or len(case) != 2 or not all(map(isinstance, case, kinds)):
                     raise ValueError(f"expected a pair of {' and '.join(kind.__name__ for kind in kinds)}, got {show(case, 60)}")
@@ -320,7 +322,7 @@ class Plan(ast.NodeTransformer):
         defines (without one: what nothing else defines); never len or abs, and never what the trusted context defines."""
         self.imports = [ast.unparse(node) for node in reference.body if isinstance(node, (ast.Import, ast.ImportFrom))]
         self.names = {node.name for node in reference.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))} | {
-            node.id for line in reference.body if isinstance(line, ast.Assign) for node in line.targets if isinstance(node, ast.Name)}
+            node.id for line in reference.body if isinstance(line, ast.Assign) for node in line.targets if hasattr(node, "id")}
         used, known = set(), {*dir(builtins), *sys.stdlib_module_names}
         for text, *mark in items:
             if self.kind != "assert":
@@ -334,7 +336,7 @@ class Plan(ast.NodeTransformer):
             self.names |= {alias.name for node in find(tree, ast.ImportFrom) if node.module == "solution" for alias in node.names}
             for node in find(tree, ast.Name):
                 (used if isinstance(node.ctx, ast.Load) else known).add(node.id)
-            known |= {getattr(node, "asname", None) or getattr(node, "name", None) or getattr(node, "arg", 0) for node in ast.walk(tree)}
+            known |= {getattr(node, field, None) for node in ast.walk(tree) for field in ("asname", "name", "arg")}
             self.visit(tree)
             if len(self.tests) == first and self.entry in used:  # no assert: the text is one test
                 tree.body = [self.test(text, tree.body)]
@@ -348,9 +350,9 @@ class Plan(ast.NodeTransformer):
         self.before, context = self.context, find(ast.parse(self.context), ast.Name)
         if {node.id for node in context} & (self.names - {self.entry}):
             self.context = ""  # set-up code that needs the program's names runs in the judge only
-        # What returns a value may not change its arguments for the tests: it would empty them to agree with sorted(xs). Unless
-        # the reference does: a function that takes from its argument.
-        self.takes = any(node.attr in ("pop", "popleft", "popitem") and getattr(node.value, "id", 0) in {x.arg for x in line.args.args}
+        # A function that returns a value may not change its arguments for the tests, since it could empty them to agree with
+        # sorted(xs); unless the reference takes from its argument, as a dequeue(queue) must.
+        self.takes = any(node.attr in ("pop", "popleft", "popitem") and ast.unparse(node.value) in [x.arg for x in line.args.args]
                          for line in reference.body if isinstance(line, ast.FunctionDef) and line.name in used
                          for node in find(line, ast.Attribute))
         # Objects stay with the program; which operators may ask them, and whether attributes may, is the reference's say.
@@ -420,7 +422,7 @@ class Run:
         """A new candidate begins to define the program."""
         self.stop()
         self.death = None
-        signal.signal(signal.SIGALRM, self.late)
+        signal.signal(signal.SIGALRM, lambda *_: self.die("timeout", "ran out of time"))
         signal.setitimer(signal.ITIMER_REAL, wall(self.limits) + 3, 1)  # bounds our own work on what it answers
         self.socket, theirs = socket.socketpair()
         with theirs:
@@ -428,10 +430,6 @@ class Run:
         with contextlib.suppress(OSError):  # it is gone: answer() finds out why
             send(self.socket, ["__main__" if self.plan.kind == "stdin" else "solution", self.plan.context, self.code,
                                [name for name, _ in self.plan.classes], self.plan.takes])
-
-    def late(self, *_) -> None:
-        self.death = Died("timeout", "ran out of time")
-        raise self.death
 
     def stop(self) -> list:
         """End the candidate; [whether it ran out of time, its exit code]."""
@@ -450,12 +448,18 @@ class Run:
         except (OSError, EOFError):
             os._exit(1)
 
-    def die(self, text: str = "") -> None:
-        late, code = self.stop()
-        words = ("ended before it answered" if code in (0, -signal.SIGKILL) else  # (which may be ours: it had closed its socket)
-                 f"ended with exit code {code}" if code > 0 else f"was ended by {signal.Signals(-code).name}")
-        self.death = Died("timeout", "ran out of time") if late else Died("error" if text or code else "ended", text or words)
+    def die(self, status: str, text: str) -> None:
+        self.death = Died(status, text)
         raise self.death
+
+    def end(self) -> None:
+        """Tell why the program is gone."""
+        late, code = self.stop()
+        if late:
+            self.die("timeout", "ran out of time")
+        if code in (0, -signal.SIGKILL):  # (which may be ours: it had closed its socket)
+            self.die("error" if code else "ended", "ended before it answered")
+        self.die("error", f"ended with exit code {code}" if code > 0 else f"was ended by {signal.Signals(-code).name}")
 
     def answer(self, *request) -> Any:
         """What the candidate says to a request: a value and changes of arguments, or what it raised, raised here."""
@@ -469,11 +473,11 @@ class Run:
                 return unpack(message["value"], self.foreign), [(int(n), unpack(new)) for n, new in message.get("changes", ())]
             error = rebuild(*message["error"])
         except OverflowError:
-            self.die(f"returned more than {self.limits['output_bytes']} bytes")
+            self.die("error", f"returned more than {self.limits['output_bytes']} bytes")
         except (OSError, EOFError):
-            self.die()
+            self.end()
         except Exception:
-            self.die("sent something that is no answer")
+            self.die("error", "sent something that is no answer")
         raise error
 
     def ask(self, label: str, name: str, *args, **kwargs) -> Any:
@@ -618,7 +622,8 @@ class Run:
         for mark in getattr(function, "pytestmark", ()):
             if mark.name == "parametrize":
                 names = re.findall(r"\w+", mark.args[0]) if isinstance(mark.args[0], str) else mark.args[0]
-                rows = [{**row, **dict(zip(names, value if len(names) > 1 else [value]))} for row in rows for value in mark.args[1]]
+                values = [dict(zip(names, value if len(names) > 1 else [value])) for value in mark.args[1]]
+                rows = [{**row, **value} for row in rows for value in values]
         for row in rows:
             this = space[owner]() if owner else None  # a fresh object for each
             getattr(this, "setup_method", getattr(this, "setUp", lambda: None))()
@@ -777,10 +782,10 @@ ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/tmp", "LANG": "
                "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
 PRELOADED = "bisect cmath copy enum heapq itertools random string"  # what most programs import, and all that we import ourselves
 DENIED = (  # system calls that a program has no use for: x86_64 and aarch64 numbers
-    # fork, vfork, ptrace, process_vm_readv/writev, pidfd_send_signal/getfd, tkill, rt_sigqueueinfo, rt_tgsigqueueinfo, connect
-    (57, 435), (58, 435), (101, 117), (310, 270), (311, 271), (424, 424), (438, 438), (200, 130), (129, 138), (297, 240), (42, 203),
-    # unshare, add_key, request_key, keyctl, bpf, perf_event_open, userfaultfd, io_uring_setup, memfd_create
-    (272, 97), (248, 217), (249, 218), (250, 219), (321, 280), (298, 241), (323, 282), (425, 425), (319, 279),
+    # fork, vfork, ptrace, process_vm_readv/writev, pidfd_send_signal/getfd, tkill, rt_sigqueueinfo, rt_tgsigqueueinfo
+    (57, 435), (58, 435), (101, 117), (310, 270), (311, 271), (424, 424), (438, 438), (200, 130), (129, 138), (297, 240),
+    # connect, unshare, add_key, request_key, keyctl, bpf, perf_event_open, userfaultfd, io_uring_setup, memfd_create
+    (42, 203), (272, 97), (248, 217), (249, 218), (250, 219), (321, 280), (298, 241), (323, 282), (425, 425), (319, 279),
     # shmget, semget, msgget, mq_open, setpriority, sched_setscheduler
     (29, 194), (64, 190), (68, 186), (240, 180), (141, 140), (144, 119))
 LIBRARY = ctypes.CDLL(None, use_errno=True)
@@ -800,7 +805,7 @@ def prctl(option: int, value: int, pointer: Any = None) -> None:
 def enter_namespaces(folder: str) -> str:
     """Own user (unless root), mount, pid, net and ipc namespaces, and a root with nothing but python and an empty folder:
     /tmp, or /scratch where python itself lies in /tmp. Returns that folder."""
-    NOSUID, NODEV, NOEXEC, KEEP, BIND, REMOUNT_READ_ONLY, PRIVATE = 2, 4, 8, 8 | 1024 | 2048, 4096 | 16384, 4096 | 32 | 1 | 2, 16384 | 1 << 18
+    NOSUID, NODEV, NOEXEC, KEEP, BIND, REMOUNT_READ_ONLY, PRIVATE = 2, 4, 8, 0xC08, 0x5000, 0x1023, 0x44000
     uid, gid = os.getuid(), os.getgid()
     _c("unshare", 0x6C020000 | (1 << 28 if uid else 0))
     for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")) if uid else ():
@@ -843,17 +848,19 @@ def enter_namespaces(folder: str) -> str:
 def syscall_filter() -> tuple[Any, list]:
     """A seccomp program (classic BPF), and the places in it where the program's pid belongs: made before the forks, for speed.
     No process can be started, so that nothing outlives the program."""
-    LOAD, EQUAL, ABOVE, BITS, RETURN, KILL, DENY, MISSING, ALLOW = 0x20, 0x15, 0x35, 0x45, 6, 1 << 31, 0x50001, 0x50026, 0x7FFF0000
+    LOAD, EQUAL, ABOVE, BITS, RETURN = 0x20, 0x15, 0x35, 0x45, 6
+    KILL, DENY, MISSING, ALLOW = 1 << 31, 0x50001, 0x50026, 0x7FFF0000
     column = {"x86_64": 0, "aarch64": 1}[os.uname().machine]
     code = [(LOAD, 0, 0, 4), (EQUAL, 1, 0, (0xC000003E, 0xC00000B7)[column]), (RETURN, 0, 0, KILL), (LOAD, 0, 0, 0),
             (ABOVE, 0, 1, 1 << 30), (RETURN, 0, 0, MISSING),  # the same calls under other numbers (x32)
             (EQUAL, 0, 1, 435), (RETURN, 0, 0, MISSING)]  # clone3, whose flags cannot be read; the library turns to clone
     for numbers in DENIED:
         code += [(EQUAL, 0, 1, numbers[column]), (RETURN, 0, 0, DENY)]
-    for x86, arm, *rule in ((56, 220, BITS, 1 << 16), (41, 198, EQUAL, socket.AF_UNIX), (302, 261, EQUAL, 0), (203, 122, EQUAL, 0),
-                            (62, 129, EQUAL, None), (234, 131, EQUAL, None)):  # the first argument decides: clone (of a thread),
-        code += [(EQUAL, 0, 4, (x86, arm)[column]), (LOAD, 0, 0, 16), (rule[0], 1, 0, rule[1]),  # socket (local), prlimit64 and
-                 (RETURN, 0, 0, DENY), (RETURN, 0, 0, ALLOW)]  # sched_setaffinity (0: itself), kill and tgkill (its own pid)
+    rules = {(56, 220): (BITS, 1 << 16), (41, 198): (EQUAL, socket.AF_UNIX), (302, 261): (EQUAL, 0), (203, 122): (EQUAL, 0),
+             (62, 129): (EQUAL, None), (234, 131): (EQUAL, None)}  # the first argument decides: clone (of a thread), socket
+    for numbers, (test, value) in rules.items():  # (local), prlimit64, sched_setaffinity (0: itself), kill, tgkill (its own pid)
+        code += [(EQUAL, 0, 4, numbers[column]), (LOAD, 0, 0, 16), (test, 1, 0, value), (RETURN, 0, 0, DENY)]
+        code.append((RETURN, 0, 0, ALLOW))
     code.append((RETURN, 0, 0, ALLOW))
     packed = ctypes.create_string_buffer(b"".join(struct.pack("<HBBI", *rule, value or 0) for *rule, value in code))
     return packed, [8 * place + 4 for place, rule in enumerate(code) if rule[3] is None]
@@ -929,8 +936,8 @@ def confine(folder: str, limits: dict, uid: int, rules: tuple | None, size: int)
     """In the candidate, before the program: from here on all is in its power, and holds nothing worth stealing."""
     os.setsid()
     os.chdir(folder)
-    for name, value in dict(CPU=math.ceil(limits["seconds"]) + 1, CORE=0, NOFILE=128, FSIZE=64 << 20, NPROC=64 if uid else 1 << 16,
-                            AS=size + int(limits["memory_mb"] * (1 << 20))).items():
+    for name, value in dict(CPU=math.ceil(limits["seconds"]) + 1, CORE=0, NOFILE=128, FSIZE=64 << 20,
+                            NPROC=64 if uid else 1 << 16, AS=size + int(limits["memory_mb"] * (1 << 20))).items():
         which = getattr(resource, f"RLIMIT_{name}")
         hard = resource.getrlimit(which)[1]
         with contextlib.suppress(*() if rules else (ValueError, OSError)):  # macOS refuses some

@@ -244,6 +244,35 @@ def test_objects_stay_with_the_program():
     assert run(problem(["assert f(2)(3) == 5"], entry="f"), "def f(a): return lambda b: a + b").reward == 1
 
 
+def test_an_argument_comes_back_changed_only_where_the_reference_takes_from_it():
+    text = "q = [1, 2]\nassert f(q) == 1\nassert q == [2]\nassert f(q) == 2"
+    takes = "def f(q): return q.pop(0)"
+    assert run(problem([text], reference=takes), takes).reward == 1
+    keeps = problem(["q = [1, 2]\nr = f(q)\nassert r == sorted(q)"], reference="def f(q): return sorted(q)")
+    assert run(keeps, keeps.reference).reward == 1
+    assert run(keeps, "def f(q):\n    q.clear()\n    return q").reward == 0
+
+
+def test_an_exception_of_the_solution_can_be_expected():
+    reference = "class Base(ValueError): pass\nclass Empty(Base): pass\ndef f(x):\n    raise Empty('nothing: ' + x)"
+    text = ("import pytest\nfrom solution import *\ndef test_a():\n    with pytest.raises(Base, match='nothing'):\n        f('a')\n"
+            "def test_b():\n    try:\n        f('b')\n        pytest.fail('must raise')\n    except Empty as error:\n"
+            "        assert str(error) == 'nothing: b'\n")
+    p = problem([text], reference=reference)
+    assert run(p, reference).reward == 1
+    assert run(p, reference.replace("raise Empty", "return str")).reward == 0
+    assert run(p, reference.replace("raise Empty", "raise KeyError")).reward == 0
+
+
+def test_what_a_test_raises_after_its_last_assert_or_in_a_helper_counts():
+    helper = "def verify(n):\n    assert f(n) == n\ndef test_a():\n    assert f(1) == 1\n    verify(2)\ndef test_b():\n    verify(1)\n"
+    p = problem([helper], entry="f")
+    assert run(p, "def f(n): return n").tests == [True, True]
+    assert run(p, "def f(n): return 1").tests == [False, True]
+    swallowed = problem(["try:\n    f(1)\nexcept BaseException:\n    pass\nassert True or f(2)"], entry="f")
+    assert run(swallowed, "import os\ndef f(n): os._exit(0)").reward == 0  # the program's end cannot be caught
+
+
 def test_functional_calls_a_function_or_a_method_of_solution():
     for entry, code in (("add", "def add(a, b): return a + b"), ("add", "class Solution:\n    def add(self, a, b): return a + b"),
                         ("Solution.add", "class Solution:\n    def add(self, a, b): return a + b")):
