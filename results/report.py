@@ -140,7 +140,7 @@ def draw(folder: Path) -> list[Path]:
         for axis, level in zip(axes, ("all", "easy", "medium", "hard"), strict=True):
             iterations(axis, "doctest", methods, level, f"World A, {level}")
         axes[0].set_ylabel("held-out problems solved, %")
-        axes[0].legend(loc="lower right")
+        axes[1].legend(loc="lower right")
         save(figure, "iterations.png")
 
         figure, axes = plt.subplots(1, 2, figsize=(9, 3.4))
@@ -159,23 +159,27 @@ def draw(folder: Path) -> list[Path]:
         figure, axes = plt.subplots(1, 3, figsize=(12, 3.4))
         for m in ("grpo", "none", "mars"):
             rows = [row for row in curves if row["world"] == "doctest" and row["method"] == m]
-            for axis, name in ((axes[0], "reward_1"), (axes[1], "solved_1"), (axes[2], "repaired")):
-                axis.plot(*smooth(rows, name), color=COLOURS[m], label=NAMES[m])
-        for axis, title in zip(axes, ("mean reward, turn 1", "share of attempts solved, turn 1",
-                                      "failures with a solved refinement (G tries)"), strict=True):
+            for axis, name in ((axes[0], "reward"), (axes[1], "solved")):
+                axis.plot(*smooth(rows, name + "_1"), color=COLOURS[m], label=NAMES[m])
+                axis.plot(*smooth(rows, name + "_2"), color=COLOURS[m], linestyle="--")
+            axes[2].plot(*smooth(rows, "repaired"), color=COLOURS[m])
+        for axis, title in zip(axes, ("mean reward (solid: turn 1, dashed: turn 2)", "share of attempts solved",
+                                      "failures with a solved refinement"), strict=True):
             axis.set(title=title, xlabel="step", ylim=(0, 1))
         axes[0].legend(loc="lower right")
         save(figure, "curves.png")
     if "cutoff" in worlds:
-        figure, axes = plt.subplots(1, 4, figsize=(14, 3.4))
+        figure, axes = plt.subplots(2, 2, figsize=(10, 6.4))
+        axes = axes.flat
         iterations(axes[0], "cutoff", methods, "all", "World B: problems solved, %")
         axes[0].plot(KS, [100 * x for x in OPTIMUM], "k:", label="binary search (optimum)")
-        axes[0].legend(loc="lower right")
+        axes[0].legend(loc="upper left")
         for m in ("grpo", "none", "mars", "mers"):
             rows = [row for row in curves if row["world"] == "cutoff" and row["method"] == m]
             if rows:
                 axes[1].plot(*entropies(rows), color=COLOURS[m], label=NAMES[m], marker="o", markersize=3)
-        axes[1].set(title="entropy of the first guess, bits (uniform: 4)", xlabel="step", ylim=(0, 4.1))
+        axes[1].set(title="entropy of the first guess, bits (uniform: 4)", xlabel="step", ylim=(0, None))
+        axes[1].legend(loc="lower left")
         last = [row for row in curves if row["world"] == "cutoff" and row["method"] == "mers" and int(row["step"]) >= 80]
         share = guesses(last)
         axes[2].bar(range(1, 17), [share.get(g, 0.0) for g in range(1, 17)], color=COLOURS["mers"])
