@@ -751,7 +751,6 @@ def judge_main(number: int, folder: str) -> None:
     """Problem and program in, result out."""
     trainer, fault = socket.socket(fileno=number), "not Linux" if sys.platform != "linux" else ""
     fault = "MURPHY_ISOLATION is plain" if receive(trainer) == "plain" else fault
-    prctl(4, 0)  # PR_SET_DUMPABLE: no process of the same user may look into our memory
     for isolated in (False,) if fault else (True, False):
         zygote, theirs = socket.socketpair()
         if not os.fork():  # still a clean interpreter: no test was ever here
@@ -762,6 +761,7 @@ def judge_main(number: int, folder: str) -> None:
         if not (failure := receive(zygote)):
             break
         fault = failure
+    prctl(4, 0)  # PR_SET_DUMPABLE: no process of the same user may look into our memory
     plan = functools.lru_cache(200)(lambda problem: Plan(*unpack(json.loads(problem))))
     send(trainer, fault and f"it can see your files, processes and network ({fault})")
     resource.setrlimit(resource.RLIMIT_AS, (4 << 30, resource.getrlimit(resource.RLIMIT_AS)[1]))
@@ -894,6 +894,7 @@ def zygote_main(control: socket.socket, folder: str, isolated: bool) -> None:
         if sys.platform == "linux":
             rules, size = syscall_filter(), int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize() + (8 << 20)
             prctl(38, 1)  # PR_SET_NO_NEW_PRIVS
+            prctl(4, 0)  # PR_SET_DUMPABLE
     except (OSError, KeyError) as error:
         send(control, str(error))
         os._exit(1)
