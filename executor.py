@@ -452,15 +452,6 @@ class Run:
         self.death = Died(status, text)
         raise self.death
 
-    def end(self) -> None:
-        """Tell why the program is gone."""
-        late, code = self.stop()
-        if late:
-            self.die("timeout", "ran out of time")
-        if code in (0, -signal.SIGKILL):  # (which may be ours: it had closed its socket)
-            self.die("error" if code else "ended", "ended before it answered")
-        self.die("error", f"ended with exit code {code}" if code > 0 else f"was ended by {signal.Signals(-code).name}")
-
     def answer(self, *request) -> Any:
         """What the candidate says to a request: a value and changes of arguments, or what it raised, raised here."""
         if self.death:
@@ -475,12 +466,17 @@ class Run:
         except OverflowError:
             self.die("error", f"returned more than {self.limits['output_bytes']} bytes")
         except (OSError, EOFError):
-            self.end()
+            late, code = self.stop()
+            if late:
+                self.die("timeout", "ran out of time")
+            if code in (0, -signal.SIGKILL):  # (which may be ours: it had closed its socket)
+                self.die("error" if code else "ended", "ended before it answered")
+            self.die("error", f"ended with exit code {code}" if code > 0 else f"was ended by {signal.Signals(-code).name}")
         except Exception:
             self.die("error", "sent something that is no answer")
         raise error
 
-    def ask(self, label: str, name: str, *args, **kwargs) -> Any:
+    def ask(self, label: str, name: str, /, *args, **kwargs) -> Any:
         """Have the candidate do name(*args, **kwargs), where "call" means args[0](*args[1:], **kwargs)."""
         try:
             request = [name, *pack([list(args), kwargs], self.native)]
@@ -664,7 +660,7 @@ class Remote:
     def __init__(self, run: Run, ref: Any, label: str, names: Any = ()) -> None:
         self.__dict__.update(_run=run, _ref=ref, _label=label, _names=names)
 
-    def __call__(self, *args, **kwargs):
+    def __call__(self, /, *args, **kwargs):
         return self._run.ask(self._label, "call", self, *args, **kwargs)
 
     def __getattr__(self, name):

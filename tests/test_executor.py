@@ -273,6 +273,12 @@ def test_what_a_test_raises_after_its_last_assert_or_in_a_helper_counts():
     assert run(swallowed, "import os\ndef f(n): os._exit(0)").reward == 0  # the program's end cannot be caught
 
 
+def test_any_name_may_be_a_keyword_argument():
+    p = problem(["assert f(1, name=2, label=3, args=4) == 10", "assert f(0, self=5) == 5"], entry="f")
+    assert run(p, "def f(x, /, **more): return x + sum(more.values())").reward == 1
+    assert run(p, "def f(x, /, **more): return 1").feedback.startswith("Test 1 failed: f(1, name=2, label=3, args=4) returned 1")
+
+
 def test_functional_calls_a_function_or_a_method_of_solution():
     for entry, code in (("add", "def add(a, b): return a + b"), ("add", "class Solution:\n    def add(self, a, b): return a + b"),
                         ("Solution.add", "class Solution:\n    def add(self, a, b): return a + b")):
