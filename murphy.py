@@ -61,7 +61,7 @@ class Config:
     difficulty: str | None = option(None, "train on one difficulty only")
     turns: int = option(2, "S: attempts on a path of the rollout tree; 1 is GRPO [paper: 2]")
     group_size: int = option(8, "G: completions sampled from one prompt [reported: 8]")
-    credit: Literal["mars", "mers", "none"] = option("mars", "credit rule: best below [paper], discounted mean [reported], own reward: no propagation")
+    credit: Literal["mars", "mers", "none"] = option("mars", "credit rule: best of own and below [paper], discounted mean [reported], own reward: no propagation")
     gamma: float = option(1.0, "gamma: discount of MERS [ours]; MARS has none")
     inter_budget: int | None = option(None, "InterP: groups kept per tree, those of largest credit spread [reported]; none: all")
     intra_budget: int | None = option(None, "IntraP: members kept per group, of largest credit variance [reported]; none: all")
@@ -136,7 +136,7 @@ def check(config: Config) -> None:
 
 
 def choose(trees: list[Node], config: Config) -> list[Node]:
-    """Credit, pruning and advantages, in this order; returns the kept attempts of all trees (spec, sections 2 to 4).
+    """Credit, pruning and advantages, in this order; returns the kept attempts of all trees (README, steps 4 to 6).
 
     Writes .credit and .advantage, and .kept = False on what was pruned. Pruned attempts have given their credit to
     their ancestors before; advantages are taken within what is kept of a group.
@@ -157,7 +157,7 @@ def choose(trees: list[Node], config: Config) -> list[Node]:
 
 def update(model: Any, optimizer: Any, kept: list[Node], config: Config, reference: Any = None, pad: int = 0,
            mine: set[int] | None = None) -> dict[str, float]:
-    """Optimise the kept attempts, `minibatches` optimizer steps; returns means over their tokens (spec, section 5).
+    """Optimise the kept attempts, `minibatches` optimizer steps; returns means over their tokens (README, step 7).
 
     Attempts of advantage 0 carry no gradient unless the KL acts: they never reach the forward pass, but stay in the
     denominator, so leaving them out changes nothing. Raises FloatingPointError on a loss or gradient that is not finite.

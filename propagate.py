@@ -43,8 +43,8 @@ def mers(node: Any, turns: int, gamma: float) -> float:
 def propagate(tree: Any, rule: str = "mars", turns: int | None = None, gamma: float = 1.0) -> None:
     """Write `.credit` into `tree` and every node below it, leaves first; `.reward` stays what the executor said.
 
-    rule: "mars", "mers" (needs `turns`, S in the paper, and reads `gamma`) or "none", R(n) = r(n): the ablation, and
-    plain GRPO. Each node is visited once, and a second call gives the same credits. A root of turn 0 has no attempt of
+    rule: "mars", "mers" (needs `turns`, S in the paper, and reads `gamma`) or "none", R(n) = r(n): the ablation, and,
+    with one turn, plain GRPO. Each node is visited once, and a second call gives the same credits. A root of turn 0 has no attempt of
     its own: its reward may be None and counts as 0, and its credit is used by nobody.
 
     >>> from types import SimpleNamespace as Node

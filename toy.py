@@ -1,13 +1,13 @@
 """The embedded default: a tiny model and two small worlds, so that MURPHY can be watched on a laptop with no download.
 
 World A, "doctest": write the one-line function behind a vague docstring and a single example. Several programs fit the
-example, so a first attempt is a guess and the feedback on it is new information: it shows multi-turn training.
+example, so a first attempt is a guess, and the feedback on one that fits is new information: it shows multi-turn training.
 World B, "cut-off": `x < k` for a k that nothing in the prompt tells. Every first guess is right once in 16, so its own
 reward teaches nothing; its worth is the feedback that it draws: it shows what only retrospective credit can teach.
 
 In: a world's name, a seed. Out: `Problem`s that the real executor runs, and a model of about 120k parameters, warm-started
-in front of one's eyes on sloppy demonstrations. The sloppiness is put in on purpose: small real models, too, repeat a
-failed attempt most of the time, and that is the habit which reinforcement learning is to cure.
+in front of one's eyes on sloppy demonstrations. World A's sloppiness is put in on purpose: small real models, too, repeat
+their failed attempts, and that is the habit which reinforcement learning is to cure.
 """
 
 import itertools
