@@ -103,9 +103,9 @@ def _score(limits: dict, pair: tuple) -> dict:
     if not code:
         return verdict("no_code", "No code was found in the answer.", [])
     failed = [False] * count
-    for _ in range(2):
+    for again in (False, True):
         try:
-            worker = _idle.pop()
+            worker = Worker() if again else _idle.pop()  # the second try is a new judge's: what is idle may be dead as well
         except IndexError:
             worker = Worker()
         worker.socket.settimeout(20 + 2 * wall(limits) * max(1, count))

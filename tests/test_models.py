@@ -61,8 +61,15 @@ def test_a_step_of_murphy_on_each_family(family, tokenizer):
     rewards = iter([0.0, 0.5, 1.0] * 20)
     execute = lambda jobs: [SimpleNamespace(reward=next(rewards), status="failed", feedback="THE FEEDBACK", public_passed=False)
                             for _ in jobs]
+    drawn, number = make_sampler(model, tokenizer, max_new_tokens=8), iter(range(100))
+
+    def sample(prompts, n):  # the ids are the model's; the texts are programs of which no two are equal, so each is executed
+        answers = drawn(prompts, n)
+        for completion in (c for completions in answers for c in completions):
+            completion.text = f"f = {next(number)}"
+        return answers
     torch.manual_seed(0)
-    trees = build_trees([PROBLEM], make_sampler(model, tokenizer, max_new_tokens=8), execute, turns=2, group_size=3)
+    trees = build_trees([PROBLEM], sample, execute, turns=2, group_size=3)
     nodes = list(walk(trees[0]))
     assert {node.turn for node in nodes} == {1, 2}
     for node in nodes:
