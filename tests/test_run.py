@@ -25,6 +25,7 @@ from tree import Completion, Node
 ROOT = Path(murphy.__file__).parent
 FORKS = multiprocessing.get_context("forkserver")  # torch is imported once, for all processes that a test starts
 FORKS.set_forkserver_preload(["murphy"])
+torch.set_num_threads(1)  # here and in the ranks alike: threads change the order of float32 sums, and with it the last bits
 
 
 @pytest.fixture(scope="module")
@@ -309,6 +310,7 @@ def test_a_cap_that_cuts_every_completion_is_warned_of(small, monkeypatch, capsy
 
 
 def ranked(function, rank, port, *args):
+    torch.set_num_threads(1)
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     function(rank, *args)
 
