@@ -61,7 +61,8 @@ class Config:
     difficulty: str | None = option(None, "train on one difficulty only")
     turns: int = option(2, "S: attempts on a path of the rollout tree; 1 is GRPO [paper: 2]")
     group_size: int = option(8, "G: completions sampled from one prompt [reported: 8]")
-    credit: Literal["mars", "mers", "none"] = option("mars", "credit rule: best of own and below [paper], discounted mean [reported], own reward: no propagation")
+    credit: Literal["mars", "mers", "none"] = option(
+        "mars", "credit rule: best of own and below [paper], discounted mean [reported], own reward: no propagation")
     gamma: float = option(1.0, "gamma: discount of MERS [ours]; MARS has none")
     inter_budget: int | None = option(None, "InterP: groups kept per tree, those of largest credit spread [reported]; none: all")
     intra_budget: int | None = option(None, "IntraP: members kept per group, of largest credit variance [reported]; none: all")

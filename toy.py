@@ -12,6 +12,7 @@ their failed attempts, and that is the habit which reinforcement learning is to 
 
 import itertools
 import random
+import re
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -170,10 +171,9 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     """A word-level tokenizer for both worlds that spells every text exactly; what it does not know is <unk>."""
     words = SPECIAL + PIECES + [str(n) for n in range(100)]
     tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
-    # Double punctuation must not be fused in the pattern's other branches, so longer pieces are tried first.
-    ordered = sorted(PIECES, key=len, reverse=True)
-    escaped = ["".join("\\" + c if not c.isalnum() and c not in " \n" else c for c in piece) for piece in ordered]
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("|".join([*escaped, r"\d+"])), behavior="isolated")
+    # Longer pieces are tried first, so that none is taken apart by a shorter one that it begins with.
+    pieces = map(re.escape, sorted(PIECES, key=len, reverse=True))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("|".join([*pieces, r"\d+"])), behavior="isolated")
     tokenizer.decoder = decoders.Fuse()  # the default joins words by spaces, and another program would be run
     wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", unk_token="<unk>", bos_token="<s>",
                                       eos_token="</s>", additional_special_tokens=["<user>", "<model>"])

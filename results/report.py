@@ -71,7 +71,8 @@ def differences(values: dict, world: str, pairs: list[tuple[str, str]], difficul
 
 def cost(values: dict, curves: list[dict]) -> str:
     """Programs, tokens optimised and seconds per step of the update, beside the score: mean over seeds and steps."""
-    lines = ["| method | programs a step | tokens optimised a step | seconds of update a step | Iter-5 |", "| --- | --- | --- | --- | --- |"]
+    lines = ["| method | programs a step | tokens optimised a step | seconds of update a step | Iter-5 |",
+             "| --- | --- | --- | --- | --- |"]
     for m in ("grpo", "none", "mars", "mars-interp", "mars-intrap"):
         rows = [row for row in curves if row["world"] == "doctest" and row["method"] == m]
         if rows:

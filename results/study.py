@@ -5,7 +5,8 @@ World A ("doctest"): does training on feedback beat compute-matched GRPO, what d
 World B ("cutoff"): what does propagation add where an attempt's own reward says nothing of its worth?
 In: seeds 1 to N. Seed 0 was used to choose every setting and is never reported. Out, beside this file: study.csv (a line
 per world, seed, method, decoding, difficulty and Iter-k), curves.csv (a line per step of each run), three pictures, and the
-tables on the screen. Interrupted, the same command goes on where it stopped. `--seeds 1` leaves the ablations out and takes about 10 minutes.
+tables on the screen. Interrupted, the same command goes on where it stopped. `--seeds 1` leaves the ablations out and takes
+about 10 minutes.
 """
 
 import argparse
