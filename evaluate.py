@@ -7,8 +7,7 @@
 In: problems, and the two callables of tree.py, `sample` and `execute`. A chain is one problem's attempts, each after the
 first conditioned on the feedback on those before it; it ends when the public tests pass; all tests give the verdict.
 Out: rows (a dict per attempt, the lines of samples.jsonl), a summary (a dict, the core of result.json), tables (text).
-Interrupted, the same command goes on: a chunk of problems has its own seed, so the draws are those of one whole run (but
-where the writing of a chunk was cut: the rest of it is then drawn in another batch).
+Interrupted, the same command goes on: a chunk of problems has its own seed, so the draws are those of one whole run.
 """
 
 import json
@@ -75,9 +74,9 @@ def wilson(successes: int, n: int, z: float = 1.959963984540054) -> tuple[float,
 
 def bootstrap(values: list[float], draws: int = 2000, seed: int = 0) -> tuple[float, float]:
     """95% percentile interval of the mean, values (one per problem) redrawn with replacement; no width if all are equal."""
-    rng, array = np.random.default_rng(seed), np.asarray(values, dtype=float)
-    means = [array[rng.integers(0, len(array), len(array))].mean() for _ in range(draws)]
-    return float(np.quantile(means, 0.025)), float(np.quantile(means, 0.975))
+    means = np.random.default_rng(seed).choice(values, (draws, len(values))).mean(axis=1)
+    low, high = np.quantile(means, (0.025, 0.975))
+    return float(low), float(high)
 
 
 def mcnemar(gained: int, lost: int) -> float:
@@ -128,25 +127,23 @@ def summarise(problems: list, rows: list[dict], iterations: int) -> dict:
     """
     per = {p.id: {"difficulty": p.difficulty, "feedback": "public" if p.public_tests else "oracle", "chain": [],
                   "control": []} for p in problems}
-    solved: dict[tuple, int | None] = {}
-    for row in sorted(rows, key=lambda row: (row["sample"], row["turn"])):
-        key = row["task_id"], row["kind"], row["sample"]
-        solved[key] = solved.get(key) or (row["turn"] if row["solved"] else None)
-    for (task_id, kind, _), turn in solved.items():
-        per[task_id][kind].append(turn)
+    for row in rows:  # a sample's turns stand in their order
+        solved_at = per[row["task_id"]][row["kind"]]
+        if row["turn"] <= 1:
+            solved_at.append(None)
+        if row["solved"] and solved_at[-1] is None:
+            solved_at[-1] = row["turn"]
+    iter_k, control = {}, {}
+    for name, group in grouped(per).items():
+        iter_k[name] = [score([share(entry, k) for entry in group]) for k in range(1, iterations + 1)]
+        if group[0]["control"]:
+            n, right = len(group[0]["control"]), [sum(map(bool, entry["control"])) for entry in group]
+            control[name] = [score([pass_at_k(n, c, k) for c in right]) for k in range(1, iterations + 1)]
     counts = {kind: count(rows, kind) for kind in ("chain", "control")}
     rates = {name: counts["chain"][name] / max(1, counts["chain"]["later" if name == "repeated" else "attempts"])
              for name in ("repeated", "truncated", "timeout", "no_code")}
-    sources = dict(Counter(entry["feedback"] for entry in per.values()))
-    summary: dict = {"iterations": iterations, "Iter-k": {}, "pass@k": {}, "counts": counts, "rates": rates,
-                     "feedback": sources, "problems": per}
-    for name, group in grouped(per).items():
-        for k in range(1, iterations + 1):
-            summary["Iter-k"].setdefault(name, []).append(score([share(entry, k) for entry in group]))
-            if group[0]["control"]:
-                right = [(len(entry["control"]), sum(turn is not None for turn in entry["control"])) for entry in group]
-                summary["pass@k"].setdefault(name, []).append(score([pass_at_k(n, c, k) for n, c in right]))
-    return summary
+    return {"iterations": iterations, "Iter-k": iter_k, "pass@k": control, "counts": counts, "rates": rates,
+            "feedback": dict(Counter(entry["feedback"] for entry in per.values())), "problems": per}
 
 
 def share(entry: dict, k: int) -> float:
@@ -185,14 +182,13 @@ def count(rows: list[dict], kind: str) -> dict[str, int]:
 
 def table(summary: dict) -> str:
     """Scores in percent with their 95% intervals, Iter-k and below it the control's pass@k; then what was counted."""
-    frame = pandas.DataFrame([{"": measure, "problems": name, "k": k, "cell": "{:.1f} [{:.1f}, {:.1f}]".format(
-        *(100 * s[key] for key in ("value", "low", "high")))} | s for measure in ("Iter-k", "pass@k")
-        for name, scores in summary[measure].items() for k, s in enumerate(scores, 1)])
-    frame = frame.pivot_table(index=["", "problems", "n"], columns="k", values="cell", aggfunc="first", sort=False)
+    cell = lambda s: "{:.1f} [{:.1f}, {:.1f}]".format(*(100 * s[key] for key in ("value", "low", "high")))
+    frame = pandas.DataFrame([{"": measure, "problems": name, "n": scores[0]["n"]} | dict(enumerate(map(cell, scores), 1))
+                              for measure in ("Iter-k", "pass@k") for name, scores in summary[measure].items()])
     lines = [f"{kind}: " + ", ".join(f"{name} {n}" for name, n in counts.items() if n)
              for kind, counts in (summary["counts"] | {"feedback": summary["feedback"]}).items() if any(counts.values())]
     lines += ["share of attempts: " + ", ".join(f"{name} {100 * rate:.1f}%" for name, rate in summary["rates"].items())]
-    return "\n".join([frame.reset_index().to_string(index=False), *lines])
+    return "\n".join([frame.to_string(index=False), *lines])
 
 
 def compare(a: dict, b: dict) -> pandas.DataFrame:
@@ -223,7 +219,7 @@ def export(rows: list[dict], problems: list, form: str, k: int, path: Path) -> i
     The executor compiles an answer apart from its context; one that must stand first in a file is wrapped in exec().
     """
     by_id, standing = {problem.id: problem for problem in problems}, {}
-    for row in sorted(rows, key=lambda row: row["turn"]):
+    for row in rows:
         if row["kind"] == "chain" and row["turn"] <= k:
             code = f"exec({row['code']!r})" if "__future__" in row["code"] else row["code"]
             standing[row["task_id"], row["sample"]] = by_id[row["task_id"]].context + "\n\n" + code + "\n"
@@ -233,17 +229,16 @@ def export(rows: list[dict], problems: list, form: str, k: int, path: Path) -> i
     return len(standing)
 
 
-def write(path: Path, lines: list, append: bool = False) -> None:
-    """JSON lines in ASCII, so that any text can be written, lone surrogates too; a whole file is replaced in one step."""
-    target = path if append else path.with_name(path.name + ".new")
-    with open(target, "a" if append else "w", encoding="ascii") as file:
-        file.write("".join(json.dumps(line) + "\n" for line in lines))
-    os.replace(target, path)
+def write(path: Path, lines: list) -> None:
+    """JSON lines in ASCII, so that any text can be written, lone surrogates too; the file is replaced in one step."""
+    new = path.with_name(path.name + ".new")
+    with open(new, "w", encoding="ascii") as file:
+        file.writelines(json.dumps(line) + "\n" for line in lines)
+    os.replace(new, path)
 
 
-def resume(folder: Path, settings: dict, iterations: int, chains: int) -> list[dict]:
-    """Rows of the problems that samples.jsonl in `folder` holds whole, all their `chains` ended; what else it holds is
-    taken out and reported. ValueError if they were drawn with other settings."""
+def resume(folder: Path, settings: dict) -> list[dict]:
+    """Rows that samples.jsonl in `folder` holds; ValueError if they were drawn with other settings."""
     header, samples = folder / "settings.json", folder / "samples.jsonl"
     old = json.loads(header.read_text()) if header.exists() else {} if samples.exists() else settings
     changed = [f"{key} ({old.get(key)!r} there, {settings.get(key)!r} now)" for key in old | settings
@@ -252,16 +247,10 @@ def resume(folder: Path, settings: dict, iterations: int, chains: int) -> list[d
         raise ValueError(f"{folder} holds samples drawn with other settings: {', '.join(changed)}; give another --output")
     folder.mkdir(parents=True, exist_ok=True)
     write(header, [settings])
-    *lines, half = samples.read_bytes().split(b"\n") if samples.exists() else [b""]  # a whole file ends with a newline
-    rows = [json.loads(line) for line in lines]
-    ended = Counter(row["task_id"] for row in rows if row["kind"] == "control" or row["turn"] == iterations
-                    or row["public_passed"] or row["unexpanded"])
-    whole = [row for row in rows if ended[row["task_id"]] == chains]
-    if half or len(whole) < len(rows):
-        print(f"{samples}: took out {len(rows) - len(whole)} lines of unfinished problems and a half-written line of "
-              f"{len(half)} bytes; these problems are sampled again", file=sys.stderr)
-        write(samples, whole)
-    return whole
+    try:
+        return [json.loads(line) for line in samples.open()] if samples.exists() else []
+    except ValueError as error:
+        raise ValueError(f"{samples} is damaged ({error}); give another --output") from error
 
 
 PATIENCE = timedelta(minutes=30)  # a rank waits so long for the others, then it ends with an error
@@ -282,12 +271,13 @@ def gather(value: Any) -> list:
     """A value of every rank, in their order; [value] without torchrun. As JSON: no text of a model meets pickle."""
     if not dist.is_initialized():
         return [value]
-    mine = torch.frombuffer(bytearray(json.dumps(value), "ascii"), dtype=torch.uint8)
-    sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size())]
-    dist.all_gather(sizes, torch.tensor([len(mine)]))
-    texts = [torch.zeros(max(sizes), dtype=torch.uint8) for _ in sizes]
-    dist.all_gather(texts, torch.nn.functional.pad(mine, (0, max(sizes) - len(mine))))
-    return [json.loads(text.numpy().tobytes()[:size]) for text, size in zip(texts, sizes, strict=True)]
+    text = json.dumps(value).encode("ascii")
+    longest = torch.tensor(len(text))
+    dist.all_reduce(longest, dist.ReduceOp.MAX)
+    mine = torch.frombuffer(bytearray(text.ljust(int(longest))), dtype=torch.uint8)  # JSON may end with spaces
+    texts = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(texts, mine)
+    return [json.loads(text.numpy().tobytes()) for text in texts]
 
 
 def option(default: Any, help: str) -> Any:
@@ -339,74 +329,72 @@ class EvalConfig:
         ):
             if wrong:
                 raise ValueError(sentence)
+        world = self.benchmark in toy.WORLDS
+        self.max_new_tokens = self.max_new_tokens or (16 if world else 1024)
+        self.feedback_tests = self.feedback_tests or (1 if world else 3)
+        self.version = self.version or ("release_v6" if self.benchmark == "livecodebench" else None)
 
 
-def prepare(c: EvalConfig) -> tuple:
-    """All that a user's mistake can stop, before anything is sampled; what `run` needs."""
-    executor.self_check()
-    device = pick_device(c.device)
-    rank, ranks = join(device)
-    world, left_out = c.benchmark in toy.WORLDS, []
-    if world:
+def benchmark(c: EvalConfig) -> tuple[list, list]:
+    """The problems that the settings ask for, and (id, reason) of those that were left out."""
+    left_out: list = []
+    if c.benchmark in toy.WORLDS:
         found = toy.problems(c.benchmark, c.split or "test", c.limit or 200, c.shuffle or 0)
         found = [p for p in found if c.difficulty is None or str(p.difficulty) in c.difficulty.split(",")]
     else:
         filters = {name: getattr(c, name) for name in ("split", "limit", "difficulty", "version", "start_date", "end_date")}
         found = load_problems(c.benchmark, **filters, seed=c.shuffle, execute=executor.run_many, dropped=left_out)
-    problems = distinct([replace(p, public_tests=[]) if c.oracle else p for p in found])
-    model, tokenizer = load_model(c.model, device)
-    weights = 0  # of 64 numbers of every weight: another training run may have left another model under the same path
-    for _, weight in sorted(model.state_dict().items()):
-        weights = zlib.crc32(weight.flatten()[:: max(1, weight.numel() // 64)].float().cpu().numpy().tobytes(), weights)
-    settings = {k: v for k, v in asdict(c).items() if k not in ("device", "output", "export", "export_attempt", "compare")} | {
-        "max_new_tokens": c.max_new_tokens or (16 if world else 1024), "weights": weights, "ranks": ranks,
-        "feedback_tests": c.feedback_tests or (1 if world else 3),
-        "version": c.version or ("release_v6" if c.benchmark == "livecodebench" else None),
-        "problems": zlib.crc32(repr(problems).encode("utf-8", "replace"))}
-    sampler = partial(make_sampler, model, tokenizer, max_new_tokens=settings["max_new_tokens"], top_p=c.top_p,
-                      enable_thinking=c.enable_thinking)
-    control = sampler(temperature=c.temperature or 0.8) if c.control else None
-    execute = partial(executor.run_many, max_failures=settings["feedback_tests"], seconds=c.timeout)
-    folder = Path(c.output or f"runs/eval-{Path(c.model).name}-{Path(c.benchmark).stem}")
-    rows = resume(folder, settings, c.iterations, c.samples * (1 + c.iterations * c.control)) if rank == 0 else []
-    libraries = {name: version(name) for name in ("torch", "transformers", "datasets", "numpy")}
-    facts = {"settings": settings, "left out": left_out, "context": getattr(model.config, "max_position_embeddings", None),
-             "device": str(model.device), "resumed": len({row["task_id"] for row in rows}),
-             "libraries": {"python": sys.version.split()[0]} | libraries}
-    return problems, sampler(temperature=c.temperature), control, execute, rows, folder, facts, rank, ranks
+    return distinct([replace(p, public_tests=[]) if c.oracle else p for p in found]), left_out
 
 
-def run(c: EvalConfig, problems: list, sample: Callable, control: Callable | None, execute: Callable, rows: list,
-        folder: Path, facts: dict, rank: int = 0, ranks: int = 1) -> None:
+def run(c: EvalConfig) -> None:
     """Sample what is missing, chunk by chunk, a chunk's problems dealt out to the ranks of torchrun; rank 0 writes
     samples.jsonl, result.json and the export, and prints the table."""
-    seconds, done = Counter(), set(gather(sorted({row["task_id"] for row in rows}))[0])
+    executor.self_check()
+    device = pick_device(c.device)
+    rank, ranks = join(device)
+    problems, left_out = benchmark(c)
+    model, tokenizer = load_model(c.model, device)
+    # Some numbers of every weight: another training run may have left another model under the same path.
+    weights = [weight.flatten()[:: weight.numel() // 64 + 1].tolist() for weight in model.state_dict().values()]
+    settings = {k: v for k, v in asdict(c).items() if k not in ("device", "output", "export", "export_attempt", "compare")} | {
+        "ranks": ranks, "weights": zlib.crc32(repr(weights).encode()),
+        "problems": zlib.crc32(repr(problems).encode("utf-8", "replace"))}
+    folder = Path(c.output or f"runs/eval-{Path(c.model).name}-{Path(c.benchmark).stem}")
+    rows = resume(folder, settings) if rank == 0 else []
+    done, seconds = set(gather(sorted({row["task_id"] for row in rows}))[0]), Counter()
 
-    def timed(name: str, call: Callable, *arguments: Any) -> Any:
+    def timed(name: str, call: Callable, *arguments: Any, **options: Any) -> Any:
         bar.set_postfix_str(name)
         start = time.perf_counter()
-        answer = call(*arguments)
+        answer = call(*arguments, **options)
         seconds[name] += time.perf_counter() - start
         return answer
 
+    sampler = partial(make_sampler, model, tokenizer, max_new_tokens=c.max_new_tokens, top_p=c.top_p,
+                      enable_thinking=c.enable_thinking)
+    sample = partial(timed, "sampling", sampler(temperature=c.temperature))
+    control = partial(timed, "sampling", sampler(temperature=c.temperature or 0.8)) if c.control else None
+    execute = partial(timed, "executing", executor.run_many, max_failures=c.feedback_tests, seconds=c.timeout)
     with tqdm(total=len(problems), initial=len(done), unit="problem", desc=c.benchmark, disable=True if rank else None) as bar:
         for start in range(0, len(problems), c.chunk):
             torch.manual_seed(zlib.crc32(f"{c.seed} {start}{f' {rank}' * (rank > 0)}".encode()))
             chunk = [problem for problem in problems[start:start + c.chunk] if problem.id not in done]
-            new = attempts(chunk[rank::ranks], partial(timed, "sampling", sample), partial(timed, "executing", execute), c.iterations,
-                           c.samples, control and partial(timed, "sampling", control))
-            new = sum(gather(new), [])
-            if rank == 0:
-                write(folder / "samples.jsonl", new, append=True)
-            rows += new
+            rows += sum(gather(attempts(chunk[rank::ranks], sample, execute, c.iterations, c.samples, control)), [])
+            if rank == 0:  # the whole file: little work beside sampling, and an interruption leaves no half of a chunk
+                write(folder / "samples.jsonl", rows)
             bar.update(len(chunk))
             if bar.disable:  # no terminal: a line in the log instead
                 print(f"{min(start + c.chunk, len(problems))} of {len(problems)} problems", flush=True)
     if rank:
         return
-    summary = summarise(problems, rows, c.iterations) | facts | {"seconds": seconds}
+    libraries = {name: version(name) for name in ("torch", "transformers", "datasets", "numpy")}
+    summary = summarise(problems, rows, c.iterations) | {
+        "settings": settings, "left out": left_out, "context": getattr(model.config, "max_position_embeddings", None),
+        "device": str(model.device), "resumed": len(done), "seconds": seconds,
+        "libraries": {"python": sys.version.split()[0]} | libraries}
     write(folder / "result.json", [summary])
-    print(f"{folder} ({facts['resumed']} of {len(problems)} problems were there already)\n{table(summary)}")
+    print(f"{folder} ({len(done)} of {len(problems)} problems were there already)\n{table(summary)}")
     if c.temperature == 0 and summary["rates"]["repeated"] > 0.5:
         print("Warning: most later attempts repeat an earlier program of their chain. A greedy model that repeats itself gains "
               "nothing from more iterations; --temperature may help.")
@@ -433,11 +421,11 @@ def main(arguments: list[str] | None = None) -> None:
         if config.compare:
             frame = compare(*map(load_summary, config.compare))
             print(frame.to_string(index=False, float_format="{:.4f}".format))
-            return print("left out, only in A: {}; only in B: {}".format(*frame.attrs["unpaired"]))
-        prepared = prepare(config)
+            print("left out, only in A: {}; only in B: {}".format(*frame.attrs["unpaired"]))
+        else:
+            run(config)
     except (ValueError, OSError, RuntimeError) as error:
         sys.exit(f"evaluate.py: {error}")
-    run(config, *prepared)
 
 
 if __name__ == "__main__":

@@ -396,45 +396,39 @@ def test_code_is_kept_whole():  # D46: no stop words are searched for in it
 
 def test_any_text_can_be_written_and_read_back(tmp_path):  # D36
     row = {"text": "\ud800 \x00 é \u2028 \U0001f600", "n": 1}
-    evaluate.write(tmp_path / "x.jsonl", [row], append=True)
-    evaluate.write(tmp_path / "x.jsonl", [row], append=True)
+    evaluate.write(tmp_path / "x.jsonl", [row, row])
     assert [json.loads(line) for line in (tmp_path / "x.jsonl").read_bytes().split(b"\n")[:-1]] == [row, row]
+
+
+def test_a_write_that_ends_half_way_leaves_what_was_there(tmp_path):
+    evaluate.write(tmp_path / "x.jsonl", [{"n": 1}])
+    with pytest.raises(TypeError):
+        evaluate.write(tmp_path / "x.jsonl", [{"n": 1}, {"n": 2}, {"n": object()}])
+    assert (tmp_path / "x.jsonl").read_bytes() == b'{"n": 1}\n'
 
 
 def saved(folder, script, settings=None, iterations=3):
     rows = attempts([problem(name) for name in script], scripted(script), execute, iterations)
-    evaluate.resume(folder, settings or {"seed": 0}, iterations, 1)
-    evaluate.write(folder / "samples.jsonl", rows, append=True)
+    evaluate.resume(folder, settings or {"seed": 0})
+    evaluate.write(folder / "samples.jsonl", rows)
     return rows
 
 
-def test_resume_gives_back_whole_problems_and_takes_out_the_rest(tmp_path, capsys):
+def test_resume_gives_back_what_was_written_and_names_a_damaged_file(tmp_path):
     rows = saved(tmp_path, {"p": ["wrong", "right"], "q": ["wrong"], "long": [None], "cut": ["wrong", None]})
-    assert evaluate.resume(tmp_path, {"seed": 0}, 3, 1) == rows and capsys.readouterr().err == ""
-    text = (tmp_path / "samples.jsonl").read_bytes()
-    lines = text.split(b"\n")
-    (tmp_path / "samples.jsonl").write_bytes(b"\n".join(lines[:4]) + b"\n" + lines[4][:25])  # q's third attempt is half-written
-    assert evaluate.resume(tmp_path, {"seed": 0}, 3, 1) == rows[:2]
-    assert "took out 2 lines of unfinished problems and a half-written line of 25 bytes" in capsys.readouterr().err
-    assert (tmp_path / "samples.jsonl").read_bytes() == b"\n".join(lines[:2]) + b"\n"
-
-
-def test_resume_counts_the_control_and_every_sample(tmp_path):
-    p = problem("p")
-    rows = attempts([p], scripted({"p": ["wrong", "right"]}), execute, 2, samples=2, control=scripted({"p": ["right"]}))
-    for cut in range(1, len(rows) + 1):
-        evaluate.write(tmp_path / "samples.jsonl", rows[:cut])
-        evaluate.write(tmp_path / "settings.json", [{}])
-        assert evaluate.resume(tmp_path, {}, 2, 2 * (1 + 2)) == (rows if cut == len(rows) else [])
+    assert evaluate.resume(tmp_path, {"seed": 0}) == rows and len(rows) == 7
+    (tmp_path / "samples.jsonl").write_bytes((tmp_path / "samples.jsonl").read_bytes()[:-25])
+    with pytest.raises(ValueError, match="samples.jsonl is damaged .* give another --output"):
+        evaluate.resume(tmp_path, {"seed": 0})
 
 
 def test_other_settings_are_refused_by_name(tmp_path):
     saved(tmp_path, {"p": ["right"]}, {"seed": 0, "temperature": 0.0, "limit": None})
     with pytest.raises(ValueError, match=r"other settings: temperature \(0.0 there, 0.7 now\), limit \(None there, 3 now\); give another"):
-        evaluate.resume(tmp_path, {"seed": 0, "temperature": 0.7, "limit": 3}, 3, 1)
+        evaluate.resume(tmp_path, {"seed": 0, "temperature": 0.7, "limit": 3})
     (tmp_path / "settings.json").unlink()
     with pytest.raises(ValueError, match="other settings: seed"):
-        evaluate.resume(tmp_path, {"seed": 0}, 3, 1)
+        evaluate.resume(tmp_path, {"seed": 0})
 
 
 # The program
@@ -493,6 +487,24 @@ def test_interrupted_and_resumed_equals_one_whole_run(model, tmp_path, monkeypat
         assert (parts / "samples.jsonl").read_bytes() == (whole / "samples.jsonl").read_bytes()
         results = [json.loads((folder / "result.json").read_text()) for folder in (whole, parts)]
         assert results[0]["problems"] == results[1]["problems"] and [r["resumed"] for r in results] == [0, 2]
+
+
+def test_interrupted_in_the_middle_of_a_write_equals_one_whole_run(model, tmp_path, monkeypatch):
+    command(model, tmp_path / "whole", "--temperature", "1")
+    seen = []
+    def dumps(value):
+        seen.extend([value["task_id"]] if isinstance(value, dict) and "task_id" in value else [])
+        if len(set(seen)) == 4:  # the last problem of the second chunk: the chunk is half in the file
+            raise OSError("no space left on device")
+        return json.dumps(value)
+    monkeypatch.setattr(evaluate, "json", SimpleNamespace(dumps=dumps, loads=json.loads))
+    with pytest.raises(SystemExit, match="evaluate.py: no space left on device"):
+        command(model, tmp_path / "parts", "--temperature", "1")
+    monkeypatch.setattr(evaluate, "json", json)
+    assert (tmp_path / "parts" / "samples.jsonl.new").exists()
+    command(model, tmp_path / "parts", "--temperature", "1")
+    files = [(tmp_path / name / "samples.jsonl").read_bytes() for name in ("whole", "parts")]
+    assert files[0] == files[1] and json.loads((tmp_path / "parts" / "result.json").read_text())["resumed"] == 2
 
 
 def test_a_greedy_model_that_repeats_itself_is_warned_of(model, tmp_path, capsys, monkeypatch):
