@@ -47,7 +47,8 @@ HUB = {  # name: (format, hub id, configuration)
     "kodcode": ("kodcode", "KodCode/KodCode-V1", None),
     "kodcode-light": ("kodcode", "KodCode/KodCode-Light-RL-10K", None),
 }
-MBPP_IDS = {"test": (11, 510), "train": (601, 974), "validation": (511, 600), "prompt": (1, 10), "all": (1, 974)}
+MBPP_IDS = {"test": range(11, 511), "train": range(601, 975), "validation": range(511, 601), "prompt": range(1, 11),
+            "all": range(1, 975)}
 SPLITS = {"humaneval": ["test"], "mbpp": [*MBPP_IDS], "livecodebench": ["test"], "own": [None],
           "kodcode": ["train", "use_with_caution"]}  # the default first
 MAX_PRIVATE_BYTES = 1 << 30  # the private tests of one LiveCodeBench problem; a zlib bomb ends here
@@ -68,14 +69,14 @@ def load_problems(source: str | Path, *, split: str | None = None, limit: int | 
     """
     if limit is not None and limit < 1:
         raise ValueError(f"limit is {limit}: expected at least 1, or nothing for all problems")
-    first, last = _day(start_date), _day(end_date)
+    first, last = _day(start_date or date.min), _day(end_date or date.max)
     strata = {part.strip() for part in difficulty.split(",")} if difficulty else None
     form, split, rows = _read(str(source), split, version)
     order = list(range(len(rows)))
     if seed is not None:
         random.Random(seed).shuffle(order)
 
-    taken, left_out, bad, outside = {}, [], [], 0
+    taken, left_out, outside = {}, [], 0
     for i in order:
         if limit is not None and len(taken) + len(left_out) >= limit:
             break
@@ -84,10 +85,9 @@ def load_problems(source: str | Path, *, split: str | None = None, limit: int | 
             if not isinstance(row, dict):
                 raise TypeError(f"{str(row)[:40]}, expected a JSON object")
             label = next((str(row[key]) for key in ("task_id", "question_id", "id") if key in row), label)
-            day = _day(row["contest_date"] or "none") if first or last else None
-            stratum = str(row.get("gpt_difficulty" if form == "kodcode" else "difficulty"))
-            if (day and not (first or day) <= day <= (last or day) or strata and stratum not in strata
-                    or form == "mbpp" and not MBPP_IDS[split][0] <= int(row["task_id"]) <= MBPP_IDS[split][1]):
+            if (strata and str(row.get("gpt_difficulty", row.get("difficulty"))) not in strata
+                    or (start_date or end_date) and not first <= _day(row["contest_date"]) <= last
+                    or form == "mbpp" and int(row["task_id"]) not in MBPP_IDS[split]):
                 outside += 1
                 continue
             problem = CONVERT[form](row)
@@ -100,13 +100,14 @@ def load_problems(source: str | Path, *, split: str | None = None, limit: int | 
             left_out.append((label, reason[:300]))
     problems = list(taken.values())
     if execute is not None:
-        problems = _verified(problems, execute, cache, left_out, bad)
+        problems = _verified(problems, execute, cache, left_out)
     elif form == "humaneval":
         problems = [replace(problem, public_tests=[]) for problem in problems]
 
     say = [f"{source}: {len(problems)} problems; of {len(rows)} rows {len(left_out)} left out, {outside} not asked for"]
     say += [f"  left out: {label}: {reason}" for label, reason in left_out]
-    say += [f"  not a public test, since the reference fails it: {label}: {test}" for label, test in bad]
+    say += [f"  not a public test, since the reference fails it: {problem.id}: {test}" for problem in problems if execute
+            for test in taken[problem.id].public_tests if test not in problem.public_tests]
     if execute is None and any(problem.reference for problem in problems):
         say += ["  no reference was run" + ", so docstring examples do not serve as public tests" * (form == "humaneval")]
     if oracle := sum(not problem.public_tests for problem in problems):
@@ -329,39 +330,37 @@ def _check(problem: Problem) -> None:
     json.dumps(asdict(problem), ensure_ascii=False).encode()
 
 
-def _verified(problems: list, execute: Callable, cache: str | Path | None, left_out: list, bad: list) -> list[Problem]:
+def _verified(problems: list, execute: Callable, cache: str | Path | None, left_out: list) -> list[Problem]:
     """Run the references, in one call of `execute`; verdicts known before come from a JSON file, keyed by content."""
     file = Path(cache).expanduser() / "references.json" if cache else None
     known = json.loads(file.read_text()) if file and file.exists() else {}
     keys = [hashlib.sha256(json.dumps([asdict(p), sys.version_info[:2]]).encode()).hexdigest() for p in problems]
-    new = {key: p for key, p in zip(keys, problems) if p.reference and key not in known}
-    extra = {key: [test for test in p.public_tests if test not in p.tests] for key, p in new.items()}
-    jobs = []
-    for key, p in new.items():
-        jobs += [(p, "pass"), (p, p.reference)]
-        jobs += [(replace(p, tests=[test], public_tests=[]), p.reference) for test in extra[key]]
-    results = iter(execute(jobs) if jobs else [])
-    for key in new:
-        empty, right = next(results), next(results)
+    jobs = {}
+    for key, p in zip(keys, problems):
+        if p.reference and key not in known:
+            alone = [replace(p, tests=[test], public_tests=[]) for test in p.public_tests if test not in p.tests]
+            jobs[key] = [(p, "pass"), (p, p.reference), *((example, p.reference) for example in alone)]
+    results = iter(execute(sum(jobs.values(), [])) if jobs else [])
+    for key, mine in jobs.items():
+        empty, right, *rest = [next(results) for _ in mine]
         reason = "an empty program passes its tests" if empty.reward == 1 else ""
         if right.reward != 1:
             reason = f"its reference fails its own tests ({right.status}): {right.feedback}"[:300]
-        known[key] = [reason, [test for test in extra[key] if next(results).reward != 1]]
-    if new and file:
+        known[key] = [reason, [p.tests[0] for (p, _), result in zip(mine[2:], rest) if result.reward != 1]]
+    if jobs and file:
         file.parent.mkdir(parents=True, exist_ok=True)
         part = file.with_suffix(f".{os.getpid()}")
         part.write_text(json.dumps(known))
         os.replace(part, file)  # whole or not at all: another run may be reading it
     verdicts = [known.get(key, ["", []]) for key in keys]
     left_out += [(p.id, reason) for p, (reason, _) in zip(problems, verdicts) if reason]
-    bad += [(p.id, test) for p, (reason, wrong) in zip(problems, verdicts) for test in wrong if not reason]
     return [replace(p, public_tests=[test for test in p.public_tests if test not in wrong])
             for p, (reason, wrong) in zip(problems, verdicts) if not reason]
 
 
-def _day(value: Any) -> date | None:
+def _day(value: Any) -> date:
     try:
-        return date.fromisoformat(str(value)[:10]) if value else None  # the text of a datetime begins with its date
+        return date.fromisoformat(str(value)[:10])  # the text of a datetime begins with its date
     except ValueError:
         raise ValueError(f"{str(value)[:40]!r} is no date: expected one like 2025-01-31") from None
 
