@@ -93,9 +93,9 @@ def distinct(problems: list) -> list:
     """The problems, an id that comes again marked #2, #3, ...: results are kept by id, and a toy world repeats itself."""
     if not problems:
         raise ValueError("there is no problem to evaluate: loosen the filters")
-    seen: Counter = Counter()
-    numbers = [seen.update([p.id]) or seen[p.id] for p in problems]
-    return [replace(p, id=f"{p.id}#{n}") if n > 1 else p for p, n in zip(problems, numbers, strict=True)]
+    ids = [p.id for p in problems]
+    before = pandas.Series(ids).groupby(ids).cumcount()  # how often an id has come before
+    return [replace(p, id=f"{p.id}#{n + 1}") if n else p for p, n in zip(problems, before, strict=True)]
 
 
 def attempts(problems: list, sample: Callable, execute: Callable, iterations: int, samples: int = 1,
@@ -115,7 +115,7 @@ def attempts(problems: list, sample: Callable, execute: Callable, iterations: in
 
 
 def evaluate(problems: list, sample: Callable, execute: Callable, iterations: int, **options: Any) -> dict:
-    """A whole run in memory and its summary, for murphy.py; `options` are those of `attempts`."""
+    """A whole run in memory and its summary, for results/study.py; `options` are those of `attempts`."""
     problems = distinct(problems)
     return summarise(problems, attempts(problems, sample, execute, iterations, **options), iterations)
 
@@ -388,11 +388,11 @@ def run(c: EvalConfig) -> None:
                 print(f"{min(start + c.chunk, len(problems))} of {len(problems)} problems", flush=True)
     if rank:
         return
-    libraries = {name: version(name) for name in ("torch", "transformers", "datasets", "numpy")}
     summary = summarise(problems, rows, c.iterations) | {
         "settings": settings, "left out": left_out, "context": getattr(model.config, "max_position_embeddings", None),
         "device": str(model.device), "resumed": len(done), "seconds": seconds,
-        "libraries": {"python": sys.version.split()[0]} | libraries}
+        "libraries": {name: version(name) for name in ("torch", "transformers", "datasets", "numpy")} | {
+            "python": sys.version.split()[0]}}
     write(folder / "result.json", [summary])
     print(f"{folder} ({len(done)} of {len(problems)} problems were there already)\n{table(summary)}")
     if c.temperature == 0 and summary["rates"]["repeated"] > 0.5:
