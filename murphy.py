@@ -79,7 +79,7 @@ class Config:
     minibatches: int = option(2, "optimizer steps per batch of trees; with 1 the ratio is 1 and nothing is clipped [ours]")
     packed: bool = option(True, "compute tokens that attempts share once, where the model allows it (grpo.rows_logprobs)")
     micro_tokens: int = option(1_024, "tokens of one forward and backward; the gradient does not depend on it, memory does")
-    sample_tokens: int = option(65_536, "tokens, padding and cap included, of one call of generate: memory")
+    sample_tokens: int | None = option(None, "tokens, padding and cap included, of one batch that is sampled; none: what fits")
     clip_low: float = option(0.2, "epsilon below [paper: GRPO]")
     clip_high: float = option(0.2, "epsilon above [paper: GRPO]")
     beta: float = option(0.0, "weight of the KL to the initial model; 0 loads no reference [ours]")
@@ -367,8 +367,9 @@ def run(config: Config, folder: Path, device: torch.device, rank: int, ranks: in
             if step == config.steps:
                 break
             seconds: dict[str, float] = {"sampling": 0.0, "executing": 0.0, "updating": 0.0}
-            mine = stop.unless(build_trees, share(problems_of(step)), timed(seconds, "sampling", sample),
-                               timed(seconds, "executing", execute), config.turns, config.group_size)
+            grow = timed(seconds, "executing", partial(build_trees, overlap=True))
+            mine = stop.unless(grow, share(problems_of(step)), timed(seconds, "sampling", sample), execute, config.turns, config.group_size)
+            seconds["executing"] -= seconds["sampling"]  # what was not done beside it
             trees = gather_trees(mine, rank)
             if trees is None:
                 break

@@ -14,18 +14,21 @@ import argparse
 import ast
 import html
 import json
+import os
 import re
 import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from torch.nn.functional import pad as pad_right
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, TemperatureLogitsWarper, TopPLogitsWarper
 from transformers.cache_utils import DynamicLayer
 
 Messages = list[dict[str, str]]
@@ -67,48 +70,76 @@ class Node:
 
 def build_trees(
     problems: list, sample: Callable, execute: Callable, turns: int, group_size: int,
-    stop: Callable[[Node], bool] = lambda node: node.solved,
+    stop: Callable[[Node], bool] = lambda node: node.solved, overlap: bool = False,
 ) -> list[Node]:
     """Grow one rollout tree per problem, breadth first (paper).
 
-    One `sample` call and one `execute` call per turn for all open nodes of all problems, equal jobs left out. A node for which `stop` holds
-    (solved, unless told otherwise) is never expanded; G + G^2 + ... + G^S nodes where nothing is solved.
-    Raises ValueError if `sample` breaks its contract or a problem cannot be scored.
+    One `sample` call and one `execute` call per turn for all open nodes of all problems, equal jobs left out. A node for
+    which `stop` holds (solved, unless told otherwise) is never expanded; G + G^2 + ... + G^S nodes where nothing is
+    solved. With `overlap` a program is run while others of its turn are still sampled: `sample(prompts, n, ended)` then
+    calls ended([(prompt's number, completion), ...]) now and then. The trees are the same.
+    Raises ValueError if `sample` or `execute` breaks its contract or a problem cannot be scored.
     """
     if turns < 1 or group_size < 1:
         raise ValueError(f"a tree needs turns >= 1 and group_size >= 1, got turns={turns}, group_size={group_size}")
     trees = [Node(turn=0, problem=problem) for problem in problems]
     frontier = [(tree, tree, first_messages(tree.problem)) for tree in trees]  # (root, parent, prompt of its children)
-    verdicts: dict[tuple[int, str], Any] = {}
-    for turn in range(1, turns + 1):
-        if not frontier:
-            break
-        answers = sample([prompt for _, _, prompt in frontier], group_size)
-        if len(answers) != len(frontier):
-            raise ValueError(f"sample() got {len(frontier)} prompts and answered {len(answers)}")
-        grown = []
-        for (root, parent, prompt), completions in zip(frontier, answers, strict=True):
-            if completions is None:
-                parent.unexpanded = "too long"
-                continue
-            if len(completions) != group_size:
-                raise ValueError(f"sample() was asked for {group_size} completions a prompt and gave {len(completions)}")
-            for c in completions:
-                code = extract_code(c.text, root.problem.entry_point)
-                node = Node(turn, prompt, c.prompt_ids, c.completion_ids, c.text, code, c.truncated)
-                parent.children.append(node)
-                grown.append((root, node))
-        # A policy repeats itself: equal programs for one problem are judged once in the tree's life.
-        jobs = {(id(root), node.code): (root.problem, node.code) for root, node in grown if (id(root), node.code) not in verdicts}
-        verdicts.update(zip(jobs, execute(list(jobs.values())) if jobs else [], strict=True))
-        for root, node in grown:
-            result = verdicts[id(root), node.code]
-            if result.status == "unscorable":  # a broken problem must not look like a wrong answer
-                raise ValueError(f"problem {root.problem.id!r} cannot be scored ({result.feedback}): leave it out")
-            node.reward, node.status, node.feedback = result.reward, result.status, result.feedback
-            node.solved, node.public_passed = result.reward == 1.0, result.public_passed
-        frontier = [(root, node, refinement_messages(node.prompt, node.text, node.feedback))
-                    for root, node in grown if not stop(node)]
+    background = ThreadPoolExecutor(1)
+    verdicts: dict[tuple[int, str], tuple[Future, int]] = {}  # (root, program) -> where its result is, or will be
+
+    def judge(programs: list[tuple[Node, str]], start: Callable[..., Future]) -> None:
+        """A policy repeats itself: equal programs for one problem are judged once in the tree's life."""
+        jobs = {(id(root), code): (root.problem, code) for root, code in programs if (id(root), code) not in verdicts}
+        if jobs:
+            results = start(run, list(jobs.values()))
+            verdicts.update((key, (results, number)) for number, key in enumerate(jobs))
+
+    def run(jobs: list) -> list:
+        results = execute(jobs)
+        if len(results) != len(jobs):
+            raise ValueError(f"execute() got {len(jobs)} jobs and answered {len(results)}")
+        return results
+
+    def at_once(function: Callable, *args: Any) -> Future:
+        done = Future()
+        done.set_result(function(*args))
+        return done
+
+    def ended(answered: list[tuple[int, Completion]]) -> None:
+        roots = [(frontier[number][0], completion.text) for number, completion in answered]
+        judge([(root, extract_code(text, root.problem.entry_point)) for root, text in roots], background.submit)
+
+    try:
+        for turn in range(1, turns + 1):
+            if not frontier:
+                break
+            answers = sample([prompt for _, _, prompt in frontier], group_size, *([ended] if overlap else []))
+            if len(answers) != len(frontier):
+                raise ValueError(f"sample() got {len(frontier)} prompts and answered {len(answers)}")
+            grown = []
+            for (root, parent, prompt), completions in zip(frontier, answers, strict=True):
+                if completions is None:
+                    parent.unexpanded = "too long"
+                    continue
+                if len(completions) != group_size:
+                    raise ValueError(f"sample() was asked for {group_size} completions a prompt and gave {len(completions)}")
+                for c in completions:
+                    code = extract_code(c.text, root.problem.entry_point)
+                    node = Node(turn, prompt, c.prompt_ids, c.completion_ids, c.text, code, c.truncated)
+                    parent.children.append(node)
+                    grown.append((root, node))
+            judge([(root, node.code) for root, node in grown], at_once)
+            for root, node in grown:
+                results, number = verdicts[id(root), node.code]
+                result = results.result()[number]
+                if result.status == "unscorable":  # a broken problem must not look like a wrong answer
+                    raise ValueError(f"problem {root.problem.id!r} cannot be scored ({result.feedback}): leave it out")
+                node.reward, node.status, node.feedback = result.reward, result.status, result.feedback
+                node.solved, node.public_passed = result.reward == 1.0, result.public_passed
+            frontier = [(root, node, refinement_messages(node.prompt, node.text, node.feedback))
+                        for root, node in grown if not stop(node)]
+    finally:
+        background.shutdown(wait=False, cancel_futures=True)
     return trees
 
 
@@ -285,12 +316,14 @@ def encode(tokenizer: Any, messages: Messages, enable_thinking: bool = False) ->
 
 def make_sampler(
     model: torch.nn.Module, tokenizer: Any, *, max_new_tokens: int, temperature: float = 1.0, top_p: float = 1.0,
-    token_budget: int = 65_536, enable_thinking: bool = False,
-) -> Callable[[list[Messages], int], list[list[Completion] | None]]:
+    token_budget: int | None = None, slice_tokens: int = 32, enable_thinking: bool = False,
+) -> Callable[..., list[list[Completion] | None]]:
     """A `sample` for `build_trees` on HF `generate`; temperature 0 is greedy (n equal answers are then sampled once).
 
-    Rows are batched by length, left-padded, rows * (prompt + max_new_tokens) <= token_budget a batch. A prompt that
-    would not fit the model's context with its answer gives None. Ids are kept as sampled, the end token included.
+    Rows are batched by length, left-padded, rows * (prompt + max_new_tokens) <= token_budget a batch (None: what the
+    memory holds, `fitting_tokens`; a batch that does not fit after all is halved, counted and said). Each distinct prompt
+    is read once, and every `slice_tokens` tokens the rows that have ended leave the batch: no token differs for it. A
+    prompt that would not fit the model's context with its answer gives None. Ids are kept as sampled, the end token included.
     """
     device = next(model.parameters()).device
     ends = model.generation_config.eos_token_id
@@ -299,57 +332,108 @@ def make_sampler(
     context = getattr(model.config, "max_position_embeddings", None) or float("inf")
     # A checkpoint's own defaults (top_k, repetition_penalty, ...) fill every field that a call leaves unset, and the
     # log-probabilities of training know nothing of them: so for the call the model has no defaults at all.
-    how = {"do_sample": True, "temperature": temperature, "top_p": top_p, "top_k": 0} if temperature > 0 else {"do_sample": False}
-    settings = GenerationConfig(max_new_tokens=max_new_tokens, repetition_penalty=1.0, eos_token_id=sorted(ends), pad_token_id=pad, **how)
+    common = {"eos_token_id": sorted(ends), "pad_token_id": pad}
+    settings = {"do_sample": False, "repetition_penalty": 1.0, **common}
+    warpers = [TemperatureLogitsWarper(temperature)] if temperature > 0 else []
+    warpers += [TopPLogitsWarper(top_p)] if temperature > 0 and top_p < 1 else []
+    halved = 0  # times that the memory was too small
 
     @torch.no_grad()
-    def generate(prompts: list[list[int]], draws: list[int]) -> list[list[int]]:
-        """draws[j] completions of each prompt j, prompt after prompt."""
+    def generate(prompts: list[list[int]], draws: list[int], ended: Callable[[dict[int, list[int]]], None]) -> None:
+        """draws[j] completions of each prompt j, prompt after prompt: row -> ids, told as rows end."""
         width = max(map(len, prompts))
         ids = torch.tensor([[pad] * (width - len(p)) + p for p in prompts], device=device)
         mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=device)
         row = torch.arange(len(prompts), device=device).repeat_interleave(torch.tensor(draws, device=device))
+        cache = None
+        if width > 1:  # a shared prompt is read once: its cache is repeated
+            position = (mask.cumsum(1) - 1).clamp(min=0)
+            cache = model(input_ids=ids[:, :-1], attention_mask=mask[:, :-1], position_ids=position[:, :-1],
+                          use_cache=True, logits_to_keep=1).past_key_values
+            if not all(type(layer) is DynamicLayer for layer in cache.layers):  # sliding windows, recurrent states
+                cache = None
+        if cache:
+            cache.batch_select_indices(row)
+        ids, mask, rows, stops = ids[row], mask[row], torch.arange(len(row), device=device), torch.tensor(sorted(ends), device=device)
+
+        def draw(_: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+            """The largest of p / q, q ~ Exp(1), is a sample of p: torch.multinomial's way, with the noise of rows that
+            have left drawn all the same, so that no other row can tell."""
+            noise = logits.new_empty(len(row), logits.shape[1]).exponential_()[rows]
+            return logits.softmax(-1) / noise
+
+        while len(rows):
+            size = min(slice_tokens, width + max_new_tokens - ids.shape[1]) if cache else max_new_tokens
+            ids = model.generate(
+                input_ids=ids, attention_mask=mask, past_key_values=cache, logits_processor=[*warpers, draw] if warpers else [],
+                generation_config=GenerationConfig(max_new_tokens=size, **settings))
+            mask = pad_right(mask, (0, ids.shape[1] - mask.shape[1]), value=1)
+            over = torch.isin(ids[:, width:], stops).any(1) | (ids.shape[1] == width + max_new_tokens)
+            ended(dict(zip(rows[over].tolist(), ids[over, width:].tolist())))
+            rows, ids, mask = rows[~over], ids[~over], mask[~over]
+            if len(rows):
+                cache.batch_select_indices(~over)
+
+    def sample(prompts: list[Messages], n: int, ended: Callable | None = None) -> list[list[Completion] | None]:
+        nonlocal halved
+        encoded = [tuple(encode(tokenizer, messages, enable_thinking)) for messages in prompts]
+        draws = n if temperature > 0 else 1
+        answers: list[list[Any] | None] = [[None] * draws if len(ids) + max_new_tokens <= context else None for ids in encoded]
+        rows = [(i, j) for i, answer in enumerate(answers) if answer for j in range(draws)]
+        rows.sort(key=lambda row: (len(encoded[row[0]]), encoded[row[0]]))  # similar lengths together, equal prompts side by side
+
+        def tell(told: dict[int, list[int]]) -> None:
+            for number, ids in told.items():
+                i, j = batch[number]
+                ids = ids[:next((k + 1 for k, token in enumerate(ids) if token in ends), len(ids))]  # what follows is padding
+                text = tokenizer.decode(ids, skip_special_tokens=True)
+                answers[i][j] = Completion(text, list(encoded[i]), ids, truncated=ids[-1] not in ends)
+            if ended and told:
+                ended([(batch[number][0], answers[batch[number][0]][batch[number][1]]) for number in told])
+
         training, defaults = model.training, model.generation_config
         model.eval()  # dropout would make the sampled distribution another than the trained one
-        model.generation_config = GenerationConfig(eos_token_id=sorted(ends), pad_token_id=pad)
+        model.generation_config = GenerationConfig(**common)
         try:
-            with autocast(device), warnings.catch_warnings():
-                warnings.simplefilter("ignore", FutureWarning)  # transformers 6 will call past_key_values `cache`; all of 5 take this
-                cache = {}
-                if len(row) > len(prompts) and width > 1:  # a shared prompt is read once: its cache is repeated
-                    position = (mask.cumsum(1) - 1).clamp(min=0)
-                    read = model(input_ids=ids[:, :-1], attention_mask=mask[:, :-1], position_ids=position[:, :-1],
-                                 use_cache=True, logits_to_keep=1).past_key_values
-                    if all(type(layer) is DynamicLayer for layer in read.layers):  # not sliding windows, not recurrent states
-                        read.batch_select_indices(row)
-                        cache = {"past_key_values": read}
-                out = model.generate(input_ids=ids[row], attention_mask=mask[row], generation_config=settings, **cache)
+            while rows:
+                size, budget = 1, (token_budget or fitting_tokens(model, max_new_tokens)) >> halved
+                while size < len(rows) and (size + 1) * (len(encoded[rows[size][0]]) + max_new_tokens) <= budget:
+                    size += 1
+                batch = rows[:size]
+                count = Counter(encoded[i] for i, _ in batch)  # in the order of the batch
+                try:
+                    with autocast(device), warnings.catch_warnings():
+                        warnings.simplefilter("ignore", FutureWarning)  # transformers 6 will call past_key_values `cache`; all of 5 take this
+                        generate(list(map(list, count)), list(count.values()), tell)
+                except torch.OutOfMemoryError:
+                    if size == 1:
+                        raise
+                    halved += 1  # all of the batch is sampled again: to keep the rows that had ended would favour short ones
+                    warnings.warn(f"out of memory while sampling {size} completions of up to {max_new_tokens} tokens: from here on "
+                                  f"batches hold at most {budget // 2} tokens (halved {halved} times so far)")
+                else:
+                    rows = rows[size:]
         finally:
             model.generation_config = defaults
             model.train(training)
-        return out[:, width:].tolist()
-
-    def sample(prompts: list[Messages], n: int) -> list[list[Completion] | None]:
-        encoded = [tuple(encode(tokenizer, messages, enable_thinking)) for messages in prompts]
-        fits = [len(ids) + max_new_tokens <= context for ids in encoded]
-        draws = n if temperature > 0 else 1
-        rows = [i for i, fit in enumerate(fits) if fit for _ in range(draws)]
-        rows.sort(key=lambda i: (len(encoded[i]), encoded[i]))  # similar lengths together, equal prompts side by side
-        answers: list[list[Completion] | None] = [[] if fit else None for fit in fits]
-        while rows:
-            size = 1
-            while size < len(rows) and (size + 1) * (len(encoded[rows[size]]) + max_new_tokens) <= token_budget:
-                size += 1
-            batch, rows = rows[:size], rows[size:]
-            count = Counter(encoded[i] for i in batch)  # in the order of the batch
-            for i, ids in zip(batch, generate(list(map(list, count)), list(count.values())), strict=True):
-                length = next((k + 1 for k, token in enumerate(ids) if token in ends), len(ids))
-                ids = ids[:length]  # what follows the first end token is padding
-                text = tokenizer.decode(ids, skip_special_tokens=True)
-                answers[i].append(Completion(text, list(encoded[i]), ids, truncated=ids[-1] not in ends))
         return [a if a is None or draws == n else a * n for a in answers]
 
     return sample
+
+
+def fitting_tokens(model: torch.nn.Module, max_new_tokens: int) -> int:
+    """Tokens of one batch whose keys, values and logits fill half of the memory that is free (ours): a CUDA device's; of
+    other machines half of all there is, the same at each call, so that a run repeats itself bit for bit."""
+    device, config = next(model.parameters()).device, model.config.get_text_config()
+    if device.type == "cuda":  # what the allocator holds and nobody uses is free as well
+        free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    else:
+        free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    width = heads * (getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+    cached = 2 * config.num_hidden_layers * width * (2 if device.type == "cuda" else 4)
+    logits = 4 * 4 * config.vocab_size / (max_new_tokens + 1)  # of a row, which has at least so many tokens
+    return int(free / 2 / (cached + logits))
 
 
 def main() -> None:

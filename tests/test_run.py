@@ -296,7 +296,7 @@ def test_a_loss_that_is_not_finite_says_where_and_leaves_its_batch(small, monkey
 
 
 def test_a_cap_that_cuts_every_completion_is_warned_of(small, monkeypatch, capsys):
-    endless = lambda *_, max_new_tokens, **__: lambda prompts, n: [
+    endless = lambda *_, max_new_tokens, **__: lambda prompts, n, ended=None: [
         [Completion("def f(", [3, 4], [5] * max_new_tokens, truncated=True) for _ in range(n)] for _ in prompts]
     monkeypatch.setattr(murphy, "make_sampler", endless)
     with pytest.warns(UserWarning, match="no end within --max-new-tokens 4"):

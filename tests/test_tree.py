@@ -2,6 +2,8 @@
 
 import ast
 import json
+import os
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -12,7 +14,7 @@ from transformers import GenerationConfig
 
 import tree as T
 from problems import Problem
-from tree import Completion, Node, build_trees, draw, encode, extract_code, groups, make_sampler, refinement_messages, walk
+from tree import Completion, Node, build_trees, draw, encode, extract_code, fitting_tokens, groups, make_sampler, refinement_messages, walk
 
 
 def problem(name="p", prompt="write f"):
@@ -112,6 +114,44 @@ def test_prompt_too_long_leaves_the_node_unexpanded_and_says_so():
 def test_a_sampler_that_breaks_its_contract_is_named(answers, sentence):
     with pytest.raises(ValueError, match=sentence):
         build_trees([problem()], lambda prompts, n: answers, lambda jobs: [], turns=1, group_size=2)
+
+
+def test_an_executor_that_breaks_its_contract_is_named():
+    with pytest.raises(ValueError, match="execute\\(\\) got 2 jobs and answered 1"):
+        build_trees([problem()], Script([]).sample, lambda jobs: [result(0)], turns=1, group_size=2)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_with_overlap_programs_run_while_others_are_sampled_and_the_trees_are_the_same(seed):
+    rewards = [float(x) for x in torch.randint(0, 2, (200,), generator=torch.Generator().manual_seed(seed))]
+    plain = Script(rewards)
+    expected = build_trees([problem("a"), problem("b")], plain.sample, plain.execute, turns=3, group_size=2)
+    script, running = Script(rewards), threading.Event()
+
+    def execute(jobs):
+        running.set()
+        return script.execute(jobs)
+
+    def sample(prompts, n, ended):
+        answers = script.sample(prompts, n)
+        running.clear()
+        ended([(0, answers[0][0])])  # the others are not sampled yet
+        assert running.wait(60)
+        ended([(len(prompts) - 1, answers[-1][-1]), (0, answers[0][0])])
+        return answers
+    trees = build_trees([problem("a"), problem("b")], sample, execute, turns=3, group_size=2, overlap=True)
+    assert trees == expected
+    ran = [[count for kind, count, *_ in log if kind == "execute"] for log in (script.log, plain.log)]
+    assert sum(ran[0]) == sum(ran[1]) and len(ran[0]) > len(ran[1]) >= 2
+
+
+def test_what_an_executor_raises_beside_the_sampling_ends_the_run():
+    def sample(prompts, n, ended):
+        answers = Script([]).sample(prompts, n)
+        ended([(0, answers[0][0])])
+        return answers
+    with pytest.raises(RuntimeError, match="no worker"):
+        build_trees([problem()], sample, lambda jobs: (_ for _ in ()).throw(RuntimeError("no worker")), 1, 2, overlap=True)
 
 
 def test_an_unscorable_problem_is_no_wrong_answer():
@@ -228,20 +268,78 @@ def test_the_checkpoints_own_sampling_defaults_are_not_used(qwen, tokenizer):
     assert qwen.generation_config.top_k == 1  # and they are left as they were
 
 
-def test_sampled_distribution_is_that_of_the_log_probabilities(qwen, tokenizer, monkeypatch):
-    """scores == logits / T: nothing but the temperature stands between the model and the sample."""
-    qwen.generation_config = GenerationConfig(top_k=3, top_p=0.5, repetition_penalty=1.5, eos_token_id=2, min_new_tokens=3)
-    seen, real = [], qwen.generate
+def mixed(model, end_bias=4.0):
+    """Make the end token likely, so that rows end at unlike lengths."""
+    head, real = model.get_output_embeddings(), model.get_output_embeddings().forward
+    bias = torch.zeros(head.weight.shape[0]).index_fill_(0, torch.tensor([2]), end_bias)
+    head.forward = lambda x: real(x) + bias
+    return model
 
-    def spy(**kw):
-        out = real(**kw, output_scores=True, output_logits=True, return_dict_in_generate=True)
-        seen.append(out)
-        return out.sequences
-    monkeypatch.setattr(qwen, "generate", spy)
-    sampler(qwen, tokenizer, temperature=0.7)([chat("hello"), chat("a longer prompt")], 4)
-    for out in seen:
-        for scores, logits in zip(out.scores, out.logits, strict=True):
-            assert torch.allclose(scores, logits / 0.7, atol=1e-6)
+
+@pytest.mark.parametrize("kind", ["gpt2", "qwen"])
+@pytest.mark.parametrize("temperature, top_p", [(0.7, 1.0), (1.3, 0.6)])
+def test_every_row_gets_the_tokens_of_plain_generate_in_slices_of_any_size(kind, temperature, top_p, request, tokenizer, monkeypatch):
+    """Nothing but the temperature and top_p stands between model and sample, and a row that leaves changes no other."""
+    model = mixed(request.getfixturevalue(kind))
+    model.generation_config = GenerationConfig(top_k=3, top_p=0.5, repetition_penalty=1.5, eos_token_id=2, min_new_tokens=3)
+    prompts = [chat("hello"), chat("a longer prompt")]
+    encoded = [encode(tokenizer, p) for p in sorted(prompts, key=lambda p: len(encode(tokenizer, p)))]
+    width = max(map(len, encoded))
+    ids = torch.tensor([[0] * (width - len(e)) + e for e in encoded for _ in range(5)])
+    torch.manual_seed(3)
+    plain = model.generate(input_ids=ids, attention_mask=(ids != 0).long(), generation_config=GenerationConfig(
+        do_sample=True, temperature=temperature, top_p=top_p, top_k=0, max_new_tokens=12, min_new_tokens=0, repetition_penalty=1.0,
+        eos_token_id=2, pad_token_id=0))[:, width:].tolist()
+    plain = [row[:row.index(2) + 1] if 2 in row else row for row in plain]
+    assert len({len(row) for row in plain}) > 2  # else nothing leaves early
+    for size in (1, 3, 12):
+        shapes, real = [], model.generate
+        monkeypatch.setattr(model, "generate", lambda **kw: shapes.append(len(kw["input_ids"])) or real(**kw))
+        torch.manual_seed(3)
+        answers = sampler(model, tokenizer, temperature=temperature, top_p=top_p, max_new_tokens=12, slice_tokens=size)(prompts, 5)
+        monkeypatch.setattr(model, "generate", real)
+        assert [c.completion_ids for answer in answers for c in answer] == plain
+        lengths = [len(row) for row in plain]
+        alive = [sum(length > made or made == 0 for length in lengths) for made in range(0, max(lengths), size)]
+        assert shapes == alive and (size == 12 or min(shapes) < 10)
+
+
+def test_a_sampler_tells_of_completions_as_they_end(qwen, tokenizer):
+    told = []
+    torch.manual_seed(3)
+    answers = sampler(mixed(qwen), tokenizer, max_new_tokens=12, slice_tokens=2)([chat("hello"), chat("x")], 5, told.append)
+    assert len(told) > 2 and all(told)
+    assert sorted(repr(pair) for part in told for pair in part) == sorted(repr((i, c)) for i in (0, 1) for c in answers[i])
+    assert max(len(c.completion_ids) for _, c in told[0]) <= 2
+
+
+def test_a_batch_that_does_not_fit_is_halved_counted_and_said(qwen, tokenizer, monkeypatch):
+    real, tried = qwen.generate, []
+
+    def generate(**kw):
+        tried.append(len(kw["input_ids"]))
+        if len(kw["input_ids"]) > 3:
+            raise torch.OutOfMemoryError("no room")
+        return real(**kw)
+    monkeypatch.setattr(qwen, "generate", generate)
+    budget = 16 * (len(encode(tokenizer, chat("hello"))) + 6)
+    sample = sampler(qwen, tokenizer, token_budget=budget)
+    with pytest.warns(UserWarning, match=rf"batches hold at most {budget // 8} tokens \(halved 3 times so far\)"):
+        (answers,) = sample([chat("hello")], 10)
+    assert tried[:3] == [10, 8, 4] and max(tried[3:]) == 2 and all(len(a.completion_ids) for a in answers)
+    tried.clear()
+    sample([chat("hello")], 10)
+    assert max(tried) == 2  # it does not try again what did not fit
+    monkeypatch.setattr(qwen, "generate", lambda **kw: (_ for _ in ()).throw(torch.OutOfMemoryError("no room")))
+    with pytest.raises(torch.OutOfMemoryError), pytest.warns(UserWarning):
+        sample([chat("hello")], 10)  # a single row that does not fit is no matter of batches
+
+
+def test_the_budget_is_what_fits_in_half_of_the_memory(qwen, monkeypatch):
+    row = 2 * 2 * 2 * 8 * 4  # bytes of a token: keys and values, 2 layers, 2 heads of width 8, float32
+    pages = {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 1 << 20}
+    monkeypatch.setattr(os, "sysconf", pages.__getitem__)
+    assert fitting_tokens(qwen, 15) == int((1 << 30) / (row + 300))  # a quarter of 4 GB; 16 bytes a logit, over 16 tokens
 
 
 def test_greedy_in_a_batch_equals_greedy_alone(gpt2, tokenizer):
@@ -270,7 +368,7 @@ def fake_generate(model, monkeypatch, tails):
 def test_the_end_token_is_kept_padding_is_not_and_a_sampled_pad_is_a_token(qwen, tokenizer, monkeypatch, pad, tail, kept, truncated):
     tokenizer.pad_token_id = pad
     fake_generate(qwen, monkeypatch, [tail])
-    ((answer,),) = sampler(qwen, tokenizer)([chat("q")], 1)
+    ((answer,),) = sampler(qwen, tokenizer, max_new_tokens=5)([chat("q")], 1)
     assert answer.completion_ids == kept and answer.truncated == truncated
 
 
