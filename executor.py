@@ -21,6 +21,7 @@ import tempfile, threading, time, types, warnings  # noqa: E401
 from typing import Any
 
 PYTHON = sys.executable  # runs the programs: they can import what is installed for it
+FIELDS = ("kind", "tests", "public_tests", "entry_point", "context", "reference")  # of a problem
 LIMITS = dict(
     seconds=3.0,         # CPU seconds of a program over all its tests (stdin: per case); 2 x + 3 s of wall time end it too
     memory_mb=512,       # its address space
@@ -70,35 +71,34 @@ def run_many(jobs: list, workers: int | None = None, **limits) -> list[Result]:
             raise ValueError(f"executor: the limit {name} must be a positive number, not {value!r}")
     texts = {}
     for problem in {id(problem): problem for problem, _ in jobs}.values():  # `jobs` keeps them alive, so the ids stay theirs
-        fields = ("kind", "tests", "public_tests", "entry_point", "context", "reference")
         try:
-            texts[id(problem)] = json.dumps([pack(getattr(problem, name, None)) for name in fields]), len(problem.tests or ())
-        except Uncrossable as error:
+            texts[id(problem)] = json.dumps([pack(getattr(problem, name, None)) for name in FIELDS]), len(problem.tests or ())
+        except (TypeError, ValueError) as error:
             texts[id(problem)] = error, 0
     pairs = [(*texts[id(problem)], code if (code or "").strip() else "") for problem, code in jobs]
     from concurrent.futures import ThreadPoolExecutor  # here, so that the zygote stays small
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    pool = ThreadPoolExecutor(workers or cores)
+    pool = ThreadPoolExecutor(workers or (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()))
     try:
-        answers = dict(zip(dict.fromkeys(pairs), pool.map(functools.partial(_score, {**LIMITS, **limits}), dict.fromkeys(pairs))))
+        unique = list(dict.fromkeys(pairs))
+        results = dict(zip(unique, pool.map(functools.partial(_score, LIMITS | limits), unique)))
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
-    return [Result(**{**answers[pair], "tests": list(answers[pair]["tests"])}) for pair in pairs]
+    return [dataclasses.replace(results[pair], tests=list(results[pair].tests)) for pair in pairs]
 
 
-def verdict(status: str, feedback: str, tests: list, public_passed: bool = False) -> dict:
-    return dict(passed=sum(tests), total=len(tests), reward=sum(tests) / max(1, len(tests)), status=status, feedback=feedback,
-                tests=tests, public_passed=public_passed)
+def verdict(status: str, feedback: str, tests: list, public_passed: bool = False) -> Result:
+    passed, total = sum(tests), len(tests)
+    return Result(passed, total, passed / max(1, total), status, feedback, tests, public_passed)
 
 
 def wall(limits: dict) -> float:
     return 2 * limits["seconds"] + 3  # CPU time decides; this ends only what sleeps, or starves on a loaded machine
 
 
-def _score(limits: dict, pair: tuple) -> dict:
+def _score(limits: dict, pair: tuple) -> Result:
     """Have a judge score a pair. One that dies is replaced and the pair tried once more; one that is late is ended."""
     text, count, code = pair
-    if isinstance(text, Uncrossable):
+    if isinstance(text, Exception):
         return verdict("unscorable", f"This problem cannot be scored: {text}", [])
     if not code:
         return verdict("no_code", "No code was found in the answer.", [])
@@ -111,7 +111,7 @@ def _score(limits: dict, pair: tuple) -> dict:
         worker.socket.settimeout(20 + 2 * wall(limits) * max(1, count))
         try:
             send(worker.socket, [text, code, limits])
-            answer = receive(worker.socket)
+            answer = verdict(*receive(worker.socket))
             _idle.append(worker)
             return answer
         except (EOFError, OSError) as error:
@@ -122,7 +122,6 @@ def _score(limits: dict, pair: tuple) -> dict:
 
 
 _idle: list = []  # workers that wait for a job
-_told: set = set()  # warnings that were given
 os.register_at_fork(after_in_child=_idle.clear)  # they are the parent's
 
 
@@ -131,7 +130,8 @@ class Worker:
 
     def __init__(self) -> None:
         self.folder, (self.socket, theirs) = tempfile.mkdtemp(prefix="murphy-"), socket.socketpair()
-        command = [PYTHON, "-s", "-P", "-W", "ignore", os.path.abspath(__file__), "--judge", str(theirs.fileno()), self.folder]
+        command = [PYTHON, "-s", "-P", "-W", "ignore", os.path.abspath(__file__), "--judge", str(theirs.fileno()), self.folder,
+                   os.environ.get("MURPHY_ISOLATION", "")]
         with theirs:
             try:  # a new process, never a fork: with torch loaded a fork is slow, and its memory could be read
                 self.process = subprocess.Popen(
@@ -142,12 +142,10 @@ class Worker:
                 raise RuntimeError(f"executor: cannot start the interpreter {PYTHON} ({error.strerror}); "
                                    "set executor.PYTHON to one that works") from None
         try:
-            send(self.socket, os.environ.get("MURPHY_ISOLATION", ""))
             lacking = receive(self.socket)
         except (EOFError, OSError):
             raise RuntimeError(f"executor: a worker of {PYTHON} did not start: {self.close() or 'no message'}") from None
-        if lacking and lacking not in _told:
-            _told.add(lacking)
+        if lacking:  # warnings shows each text once
             warnings.warn(f"executor: a program is less confined on this system: {lacking}", stacklevel=3)
 
     def close(self) -> str:
@@ -168,15 +166,11 @@ def close() -> None:
         _idle.pop().close()
 
 
-class Uncrossable(Exception):
-    """A value that is no plain data. Plain data is all that crosses between judge and candidate."""
-
-
 def _size(x: Any) -> Any:
     """Refuse numbers whose next operation could take for ever."""
     if (x.bit_length() > 1 << 21 if type(x) is int else abs(x.stop - x.start) > 10**7 if type(x) is range else
             x.is_finite() and abs(x.adjusted()) > 10**4):
-        raise Uncrossable(f"a {type(x).__name__} of absurd size")
+        raise ValueError(f"a {type(x).__name__} of absurd size")
     return x
 
 
@@ -196,6 +190,8 @@ TYPES = {kind.__name__: (kind, parts, make) for kind, parts, make in (  # the lo
 def pack(x: Any, other: Any = None, depth: int = 0) -> Any:
     """Plain data as JSON in which the builtin types stay apart; other(x, depth) packs what is no plain data.
 
+    Plain data is all that crosses between judge and candidate. Raises TypeError for the rest, ValueError for absurd sizes.
+
     >>> pack([1, (2.5, None), {3: b"a"}])
     [1, {'tuple': [2.5, None]}, {'dict': [[3, {'bytes': ['a']}]]}]
     """
@@ -203,14 +199,14 @@ def pack(x: Any, other: Any = None, depth: int = 0) -> Any:
     if kind in (str, bool, float, type(None)) or kind is int and -2**63 < x < 2**63:
         return x
     if depth > 100:
-        raise Uncrossable("data nested more than 100 deep cannot cross")
+        raise ValueError("data nested more than 100 deep cannot cross")
     if kind is list:
         return [pack(value, other, depth + 1) for value in x]
     if TYPES.get(kind.__name__, [None])[0] is kind:
         return {kind.__name__: [pack(part, other, depth + 1) for part in TYPES[kind.__name__][1](x)]}
     if other:
         return other(x, depth)
-    raise Uncrossable(f"a value of type {kind.__name__} is no plain data")
+    raise TypeError(f"a value of type {kind.__name__} is no plain data")
 
 
 def unpack(x: Any, other: Any = None) -> Any:
@@ -224,20 +220,17 @@ def unpack(x: Any, other: Any = None) -> Any:
 
 
 def send(connection: socket.socket, message: Any) -> None:
-    body = json.dumps(message).encode()
-    connection.sendall(struct.pack("<I", len(body)) + body)
+    connection.sendall(json.dumps(message).encode() + b"\n")
 
 
-def receive(connection: socket.socket, limit: float = math.inf) -> Any:
-    """One message; raises EOFError if there is none, OverflowError if it is longer than `limit` bytes."""
-    need, data = 4, bytearray()
-    while len(data) < need:
-        data += (piece := connection.recv(min(need - len(data), 1 << 20)))
-        if not piece:
-            raise EOFError("the other side is gone")
-        if need == len(data) == 4 and (need := 4 + struct.unpack("<I", data)[0]) > limit:
-            raise OverflowError
-    return json.loads(data[4:])
+def receive(connection: socket.socket, limit: int = -1) -> Any:
+    """One message, a line of JSON; raises EOFError if there is none, OverflowError if it is longer than `limit` bytes.
+    The two sides take turns, so what a hostile one sent besides is dropped with the buffer."""
+    with connection.makefile("rb", 1 << 16) as stream:
+        line = stream.readline(limit)
+    if not line.endswith(b"\n"):
+        raise OverflowError if len(line) == limit else EOFError("the other side is gone")
+    return json.loads(line)
 
 
 def cut(text: str, room: int) -> str:
@@ -285,10 +278,6 @@ class Unscorable(BaseException):
     """The tests cannot be run: (why,)."""
 
 
-def find(tree: ast.AST, kind: Any) -> list:
-    return [node for node in ast.walk(tree) if isinstance(node, kind)]
-
-
 class Plan(ast.NodeTransformer):
     """A problem made ready; serves all programs of its group. tests: (source, graded, public) of each test.
 
@@ -297,8 +286,10 @@ class Plan(ast.NodeTransformer):
     `with raises(...)`, a try with `assert False` or `fail(...)` in it, and a test function without an assert are one each.
     """
 
+    objects, takes, classes, operators = False, False, [], set()  # what of the program may be used: read_code finds out
+
     def __init__(self, kind, texts, public, entry, context, reference) -> None:
-        self.kind, self.entry, self.context, self.tests, self.units, self.owner = kind, entry or "", context or "", [], [], None
+        self.kind, self.entry, self.context, self.tests = kind, entry or "", context or "", []
         if kind not in ("assert", "stdin", "functional"):
             raise Unscorable(f"its kind is {kind!r}, expected assert, stdin or functional")
         if kind == "functional" and not entry:
@@ -306,29 +297,33 @@ class Plan(ast.NodeTransformer):
         texts, public = texts if isinstance(texts, (list, tuple)) else [], public or []
         items = [(text, False, True) for text in public if text not in texts]  # shown, but not graded
         items += [(text, True, text in public) for text in texts]
-        self.cases, kinds = [text for text, *_ in items], (str, str) if kind == "stdin" else (list, object)
         try:
-            self.read_code(items, ast.parse(reference or "" if kind == "assert" else ""))
-            for case in () if kind == "assert" else self.cases:
-                if not isinstance(case, (list, tuple)) or len(case) != 2 or not all(map(isinstance, case, kinds)):
-                    raise ValueError(f"expected a pair of {' and '.join(kind.__name__ for kind in kinds)}, got {show(case, 60)}")
+            if kind == "assert":
+                self.read_code(items, ast.parse(reference or ""))
+            else:
+                self.read_cases(items, (str, str) if kind == "stdin" else (list, object))
         except (SyntaxError, ValueError, TypeError, RecursionError, ImportError) as error:
             raise Unscorable(f"a test cannot be read: {error}") from None
         if not any(graded for _, graded, _ in self.tests):
             raise Unscorable("it has no tests")
 
+    def read_cases(self, items: list, kinds: tuple) -> None:
+        self.cases, self.tests = [case for case, *_ in items], [("", *mark) for _, *mark in items]
+        for case in self.cases:
+            if not isinstance(case, (list, tuple)) or len(case) != 2 or not all(map(isinstance, case, kinds)):
+                raise ValueError(f"expected a pair of {' and '.join(kind.__name__ for kind in kinds)}, got {show(case, 60)}")
+
     def read_code(self, items: list, reference: ast.Module) -> None:
         """Rewrite the tests, and find which of their names mean the program's: the entry point, and what the reference
         defines (without one: what nothing else defines); never len or abs, and never what the trusted context defines."""
+        def find(tree, kind):
+            return [node for node in ast.walk(tree) if isinstance(node, kind)]
+
+        self.units, used, known = [], set(), {*dir(builtins), *sys.stdlib_module_names}
         self.imports = [ast.unparse(node) for node in reference.body if isinstance(node, (ast.Import, ast.ImportFrom))]
-        self.names = {node.name for node in reference.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))} | {
-            node.id for line in reference.body if isinstance(line, ast.Assign) for node in line.targets if hasattr(node, "id")}
-        used, known = set(), {*dir(builtins), *sys.stdlib_module_names}
-        for text, *mark in items:
-            if self.kind != "assert":
-                self.tests.append(("", *mark))
-                continue
-            tree, first, self.calls, self.mark = ast.parse(text), len(self.tests), [], mark
+        self.names = {node.name for node in reference.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
+        for text, *self.mark in items:
+            tree, first = ast.parse(text), len(self.tests)
             if "redirect_stdout" in text or "sys.stdout" in text:
                 raise Unscorable("a test captures what the program prints")
             if re.search(r"^\s*(import|from) pytest\b", text, re.M):
@@ -338,14 +333,7 @@ class Plan(ast.NodeTransformer):
                 (used if isinstance(node.ctx, ast.Load) else known).add(node.id)
             known |= {getattr(node, field, None) for node in ast.walk(tree) for field in ("asname", "name", "arg")}
             self.visit(tree)
-            if len(self.tests) == first and self.entry in used:  # no assert: the text is one test
-                tree.body = [self.test(text, tree.body)]
-            if re.search(r"^check\(", text, re.M):  # it calls check by itself
-                self.calls = [call for call in self.calls if call[1] != "check"]
-            elif any(call[1] == "check" for call in self.calls) and not self.entry:
-                raise Unscorable("a test defines check(candidate), but the problem has no entry_point")
-            code = compile(ast.fix_missing_locations(tree), "<test>", "exec")
-            self.units.append((code, range(first, len(self.tests)), self.calls))
+            self.units.append((first, len(self.tests), compile(ast.fix_missing_locations(tree), "<test>", "exec")))
         self.names = (self.names if reference.body else self.names | used - known) - {"*"} | ({self.entry} - {""})
         self.before, context = self.context, find(ast.parse(self.context), ast.Name)
         if {node.id for node in context} & (self.names - {self.entry}):
@@ -367,15 +355,18 @@ class Plan(ast.NodeTransformer):
         manager = ast.parse(f"with __test__({len(self.tests)}) as __is__: pass").body[0]
         self.tests.append((" ".join(source.split()), *self.mark))
         manager.body = body
-        return ast.copy_location(manager, body[0])
+        return manager
 
     def visit_Assert(self, node: ast.Assert) -> ast.AST:
-        test = node.test
-        if isinstance(test, ast.Constant):
-            return node
-        equal = isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.Eq)
-        call = ast.Call(ast.Name("__is__", ast.Load()), [test.left, test.comparators[0]] if equal else [test], [])
-        return self.test(ast.unparse(test), [ast.copy_location(ast.Expr(call), node)])
+        source = ast.unparse(node.test)
+        match node.test:
+            case ast.Constant():
+                return node
+            case ast.Compare(left, [ast.Eq()], [right]):
+                sides = f"{ast.unparse(left)}, {ast.unparse(right)}"
+            case _:
+                sides = source
+        return self.test(source, ast.parse(f"__is__({sides})").body)
 
     def visit_With(self, node: ast.AST) -> ast.AST:
         pattern = r"\Awith (pytest\.)?raises\(" if isinstance(node, ast.With) else r"^\s*(assert (False|0)\b|pytest\.fail\()"
@@ -384,27 +375,21 @@ class Plan(ast.NodeTransformer):
 
     visit_Try = visit_With
 
-    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
-        self.owner = node.name
-        node = self.generic_visit(node) if node.name.startswith("Test") else node
-        self.owner = None
-        return node
-
     def visit_FunctionDef(self, node: Any) -> ast.AST:
-        """A test; the asserts of a helper are left alone, and fail the test that called it."""
+        """A test, which tells that it is one when it is defined; the asserts of a helper fail the test that called it."""
         if not node.name.startswith("test") and node.name != "check":
             return node
-        marks, args = " ".join(map(ast.unparse, node.decorator_list)), node.args.args
-        for arg in args[:len(args) - len(node.args.defaults)]:
-            if node.name != "check" and arg.arg != "self" and not re.search(rf"\b{arg.arg}\b", marks):
-                raise Unscorable(f"the test {node.name} needs the fixture {arg.arg}")
-        if isinstance(node, ast.AsyncFunctionDef):
-            raise Unscorable(f"the test {node.name} is async")
+        args, marks = node.args.args, " ".join(map(ast.unparse, node.decorator_list))
+        needed = {arg.arg for arg in args[:len(args) - len(node.args.defaults)]} - {"self", *re.findall(r"\w+", marks)}
+        if node.name == "check" and not self.entry:
+            raise Unscorable("a test defines check(candidate), but the problem has no entry_point")
+        if isinstance(node, ast.AsyncFunctionDef) or node.name != "check" and needed:
+            raise Unscorable(f"the test {node.name} is async or needs a fixture")
         first = len(self.tests)
         self.generic_visit(node)
         if len(self.tests) == first:
             node.body = [self.test(node.name + "()", node.body)]
-        self.calls.append((self.owner, node.name, range(first, len(self.tests))))
+        node.decorator_list.insert(0, ast.parse(f"__case__({first}, {len(self.tests)})", mode="eval").body)
         return node
 
     visit_AsyncFunctionDef = visit_FunctionDef
@@ -415,141 +400,36 @@ class Run:
 
     def __init__(self, plan: Plan, code: str, limits: dict, zygote: socket.socket) -> None:
         self.plan, self.code, self.limits, self.zygote, self.socket, self.objects = plan, code, limits, zygote, None, {}
-        self.last = self.trouble = None  # last: [name, request, value]; trouble: what ended the tests
+        self.last = None  # [name, request, value] of the last call
         self.outcomes = [(None, "", "")] * len(plan.tests)  # (passed or None: not reached, status, line of feedback)
 
-    def start(self, *files: int) -> None:
-        """A new candidate begins to define the program."""
-        self.stop()
-        self.death = None
-        signal.signal(signal.SIGALRM, lambda *_: self.die("timeout", "ran out of time"))
-        signal.setitimer(signal.ITIMER_REAL, wall(self.limits) + 3, 1)  # bounds our own work on what it answers
-        self.socket, theirs = socket.socketpair()
-        with theirs:
-            self.tell(self.limits, theirs.fileno(), *files)
-        with contextlib.suppress(OSError):  # it is gone: answer() finds out why
-            send(self.socket, ["__main__" if self.plan.kind == "stdin" else "solution", self.plan.context, self.code,
-                               [name for name, _ in self.plan.classes], self.plan.takes])
-
-    def stop(self) -> list:
-        """End the candidate; [whether it ran out of time, its exit code]."""
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        if not self.socket:
-            return [False, 0]
-        self.socket.close()
-        self.socket = None
-        return self.tell("stop")
-
-    def tell(self, message: Any, *files: int) -> Any:
-        """The zygote's answer. If it is gone the judge ends, too, and the trainer tries the program once more with another."""
+    def result(self) -> list:
+        """Run all tests; the arguments of verdict()."""
+        trouble = ("", "the tests ended before they checked anything")
         try:
-            send(self.zygote, message)
-            return socket.send_fds(self.zygote, [b"."], files) if files else receive(self.zygote)
-        except (OSError, EOFError):
-            os._exit(1)
-
-    def die(self, status: str, text: str) -> None:
-        self.death = Died(status, text)
-        raise self.death
-
-    def answer(self, *request) -> Any:
-        """What the candidate says to a request: a value and changes of arguments, or what it raised, raised here."""
-        if self.death:
-            raise self.death
-        try:
-            if request:
-                send(self.socket, request)
-            message = receive(self.socket, self.limits["output_bytes"])
-            if "error" not in message:
-                return unpack(message["value"], self.foreign), [(int(n), unpack(new)) for n, new in message.get("changes", ())]
-            error = rebuild(*message["error"])
-        except OverflowError:
-            self.die("error", f"returned more than {self.limits['output_bytes']} bytes")
-        except (OSError, EOFError):
-            late, code = self.stop()
-            if late:
-                self.die("timeout", "ran out of time")
-            if code in (0, -signal.SIGKILL):  # (which may be ours: it had closed its socket)
-                self.die("error" if code else "ended", "ended before it answered")
-            self.die("error", f"ended with exit code {code}" if code > 0 else f"was ended by {signal.Signals(-code).name}")
-        except Exception:
-            self.die("error", "sent something that is no answer")
-        raise error
-
-    def ask(self, label: str, name: str, /, *args, **kwargs) -> Any:
-        """Have the candidate do name(*args, **kwargs), where "call" means args[0](*args[1:], **kwargs)."""
-        try:
-            request = [name, *pack([list(args), kwargs], self.native)]
-        except Uncrossable as error:
-            raise Unscorable(f"a test hands the program what cannot be sent to it: {error}") from None
-        if name == "call":
-            self.last = [label, request, "nothing"]
-        value, changes = self.answer(*request)
-        if name == "call":
-            self.last[2] = value
-        for place, new in changes:  # an argument that the function changed in place
-            if 0 < place < len(args) and type(args[place]) is type(new) in (list, dict, set):
-                args[place].clear()
-                (args[place].extend if type(new) is list else args[place].update)(new)
-        return value
-
-    def native(self, x: Any, depth: int) -> dict:
-        if isinstance(x, Remote):
-            return {"ref": x._ref}
-        if x is getattr(builtins, getattr(x, "__name__", ""), self):  # a test may hand over int or len
-            return {"ref": "builtin:" + x.__name__}
-        raise Uncrossable(f"a value of type {type(x).__name__} is no plain data")
-
-    def foreign(self, tag: str, parts: list) -> "Remote":
-        number, names = parts
-        if tag != "object" or type(number) is not int or number < 0 or not all(isinstance(name, str) for name in names):
-            raise Uncrossable(tag)
-        return self.objects.setdefault(number, Remote(self, number, names[0][:60], names))  # one object there is one object here
-
-    def call(self) -> str:
-        """The text of the last call."""
-        if not self.last:
-            return "the program"
-        label, (_, args, kwargs), _ = self.last
-        args, kwargs = unpack([args[1:], kwargs], lambda tag, ref: Remote(self, ref, "object"))
-        words = [show(arg, 100) for arg in args] + [f"{name}={show(value, 100)}" for name, value in kwargs.items()]
-        return cut(f"{label}({', '.join(words)})", 300)
-
-    def note(self, number: int, passed: bool, status: str = "", line: str = "") -> None:
-        if self.outcomes[number][0] is not False:  # a test that has failed once has failed
-            self.outcomes[number] = (passed, status, line)
-
-    def explain(self, error: BaseException, source: str = "") -> tuple[str, str]:
-        """(status, line of feedback) of what ended a test."""
-        if isinstance(error, Died):
-            return error.args[0].replace("ended", "error"), f"{self.call()} {error.args[1]}"
-        text = f"{type(error).__name__}: {cut(str(error), 300)}".removesuffix(": ")
-        if not hasattr(error, "line"):  # raised in the test
-            got = f"{self.call()} returned {show(self.last[2])}, expected" if self.last else "expected"
-            return "failed", f"{got} {cut(source, 200)} ({text})"
-        lines = ["", *self.code.splitlines()]
-        where = f" (line {error.line}: {cut(lines[error.line].strip(), 120)})" if 0 < error.line < len(lines) else ""
-        return "memory" if isinstance(error, MemoryError) else "error", f"{self.call()} raised {text}{where}"
-
-    @contextlib.contextmanager
-    def test(self, number: int, equal: Any = operator.eq) -> Any:
-        """The context around one test: called with (left, right) or (truth); leaving it notes the outcome."""
-        source, error, wrong = self.plan.tests[number][0], None, []
-
-        def check(*values):
-            if not (equal(*values) if len(values) == 2 else values[0]):
-                sides = {id(values[0]): values[-1], id(values[-1]): values[0]} if len(values) == 2 else {}
-                expected = show(sides[id(self.last[2])]) if self.last and id(self.last[2]) in sides else source
-                wrong.append((f"{self.call()} returned {show(self.last[2])}, " if self.last else "") + f"expected {expected}")
-
-        try:
-            yield check
-        except BaseException as caught:
-            error = caught
-        error = error or self.death  # which the test may have caught
-        self.note(number, not error and not wrong, *(self.explain(error, source) if error else ("failed", *wrong)))
-        if isinstance(error, (Died, Unscorable)):
-            raise error
+            if self.plan.kind == "stdin":
+                self.stdin()
+            else:
+                self.start()
+                self.answer()
+                self.functional() if self.plan.kind == "functional" else self.code_tests()
+        except (Died, Exception) as error:
+            trouble = self.explain(error)
+            if self.last and trouble[1] not in [line for *_, line in self.outcomes]:  # it ended in a test's preparations
+                self.note(next((n for n, outcome in enumerate(self.outcomes) if outcome[0] is None), -1), False, *trouble)
+        finally:
+            self.stop()
+        graded = [bool(outcome[0]) for outcome, (_, graded, _) in zip(self.outcomes, self.plan.tests) if graded]
+        shown = [outcome for outcome, (_, _, public) in zip(self.outcomes, self.plan.tests) if public] or self.outcomes
+        words = {trouble[0], *(status for passed, status, _ in self.outcomes if passed is False)}
+        status = "passed" if all(graded) else next((w for w in ("timeout", "memory", "failed", "error") if w in words), "failed")
+        lines = [f"Test {number} failed: {line}" for number, (passed, _, line) in enumerate(shown, 1) if passed is False]
+        if public_passed := all(passed for passed, *_ in shown):
+            lines = ["All tests passed." if all(graded) else "The public tests pass, but hidden tests fail."]
+        elif not lines:  # no test was reached
+            lines = [trouble[1][0].upper() + trouble[1][1:]]
+        text = "\n".join(map(escape, lines[:int(self.limits["max_failures"])]))
+        return [status, cut(text, int(self.limits["feedback_chars"])), graded, public_passed]
 
     def functional(self) -> None:
         function = Remote(self, "entry:" + self.plan.entry, self.plan.entry)
@@ -581,7 +461,8 @@ class Run:
                 return  # a program that loops may not cost its time limit once per case
 
     def code_tests(self) -> None:
-        space = {"__name__": "test", "__test__": self.test}
+        cases: list = []
+        space = {"__name__": "test", "__test__": self.test, "__case__": lambda *place: lambda test: cases.append((*place, test)) or test}
         for line in self.plan.imports:  # a test may use what the solution imports
             with contextlib.suppress(ImportError):  # a package for the solution alone; a test that needs it fails, and says so
                 exec(line, space)
@@ -594,74 +475,180 @@ class Run:
         space |= remotes
         exec(self.plan.before, space)
         space |= {name: remote for name, remote in remotes.items() if name == self.plan.entry}
-        for code, tests, calls in self.plan.units:
-            self.attempt(tests, exec, code, space)
-            for owner, name, tests in calls:
-                self.attempt(tests, self.call_test, space, owner, name)
+        for first, last, code in self.plan.units:
+            with self.unit(first, last):
+                exec(code, space)
+        for first, last, test in cases:
+            with self.unit(first, last):
+                self.call_test(space, test)
 
-    def attempt(self, tests: range, action: Any, *args) -> None:
-        """Run a piece of test code; what breaks it fails those of its tests that were not reached, or else the last."""
-        try:
-            action(*args)
-        except Unscorable:
-            raise
-        except BaseException as error:
-            for number in [n for n in tests if self.outcomes[n][0] is None] or tests[-1:]:
-                self.note(number, False, *self.explain(error, self.plan.tests[number][0]))
-                if isinstance(error, Died):
-                    raise  # one of them tells of the end; the others had no chance
-
-    def call_test(self, space: dict, owner: str | None, name: str) -> None:
-        if name == "check":
-            return space[name](Remote(self, self.plan.entry, self.plan.entry))
-        function, rows = getattr(space[owner], name) if owner else space[name], [{}]
-        for mark in getattr(function, "pytestmark", ()):
+    def call_test(self, space: dict, test: Any) -> None:
+        """Call a test function, or method of a test class, once for each row of its parameters."""
+        if test.__name__ == "check":
+            return test(space[self.plan.entry])
+        owner, rows = space.get(test.__qualname__.rpartition(".")[0]), [{}]
+        for mark in getattr(test, "pytestmark", ()):
             if mark.name == "parametrize":
                 names = re.findall(r"\w+", mark.args[0]) if isinstance(mark.args[0], str) else mark.args[0]
                 values = [dict(zip(names, value if len(names) > 1 else [value])) for value in mark.args[1]]
                 rows = [{**row, **value} for row in rows for value in values]
         for row in rows:
-            this = space[owner]() if owner else None  # a fresh object for each
+            this = owner() if owner else None  # a fresh object for each
             getattr(this, "setup_method", getattr(this, "setUp", lambda: None))()
-            function(*[this] if owner else [], **row)
+            test(*[this] if owner else [], **row)
 
-    def result(self) -> dict:
-        """Run all tests; the Result's fields."""
+    @contextlib.contextmanager
+    def unit(self, first: int, last: int) -> Any:
+        """The context around a piece of test code: what breaks it fails its tests that were not reached, or else the last."""
         try:
-            if self.plan.kind == "stdin":
-                self.stdin()
-            else:
-                self.start()
-                self.answer()
-                self.functional() if self.plan.kind == "functional" else self.code_tests()
-        except (Died, Exception) as error:
-            self.trouble = self.explain(error)
-        finally:
-            self.stop()
-        tests = [(*outcome, graded, public) for outcome, (_, graded, public) in zip(self.outcomes, self.plan.tests)]
-        graded = [bool(test[0]) for test in tests if test[3]]
-        shown = [test for test in tests if test[4]] or tests
-        words = [self.trouble and self.trouble[0], *(status for passed, status, *_ in tests if passed is False)]
-        status = "passed" if all(graded) else next((w for w in ("timeout", "memory", "failed", "error") if w in words), "failed")
-        lines = [f"Test {number} failed: {test[2]}" for number, test in enumerate(shown, 1) if test[0] is False]
-        if public_passed := all(test[0] for test in shown):
-            lines = ["All tests passed." if all(graded) else "The public tests pass, but hidden tests fail."]
-        elif not lines:  # no test was reached
-            line = self.trouble[1] if self.trouble else "the tests ended before they checked anything"
-            lines = [line[0].upper() + line[1:]]
-        text = "\n".join(map(escape, lines[:int(self.limits["max_failures"])]))
-        return verdict(status, cut(text, int(self.limits["feedback_chars"])), graded, public_passed)
+            yield
+        except (Died, Unscorable):
+            raise
+        except BaseException as error:
+            for number in [n for n in range(first, last) if self.outcomes[n][0] is None] or range(first, last)[-1:]:
+                self.note(number, False, *self.explain(error, self.plan.tests[number][0]))
+
+    @contextlib.contextmanager
+    def test(self, number: int, equal: Any = operator.eq) -> Any:
+        """The context around one test: called with (left, right) or (truth); leaving it notes the outcome."""
+        source, error, wrong = self.plan.tests[number][0], None, []
+
+        def check(*values):
+            if not (equal(*values) if len(values) == 2 else values[0]):
+                sides = {id(values[0]): values[-1], id(values[-1]): values[0]} if len(values) == 2 else {}
+                expected = show(sides[id(self.last[2])]) if self.last and id(self.last[2]) in sides else source
+                wrong.append((f"{self.call()} returned {show(self.last[2])}, " if self.last else "") + f"expected {expected}")
+
+        try:
+            yield check
+        except BaseException as caught:
+            error = caught
+        error = error or self.death  # which the test may have caught
+        self.note(number, not error and not wrong, *(self.explain(error, source) if error else ("failed", *wrong)))
+        if isinstance(error, (Died, Unscorable)):
+            raise error
+
+    def note(self, number: int, passed: bool, status: str = "", line: str = "") -> None:
+        if self.outcomes[number][0] is not False:  # a test that has failed once has failed
+            self.outcomes[number] = (passed, status, line)
+
+    def explain(self, error: BaseException, source: str = "") -> tuple[str, str]:
+        """(status, line of feedback) of what ended a test."""
+        if isinstance(error, Died):
+            return error.args[0].replace("ended", "error"), f"{self.call()} {error.args[1]}"
+        text = f"{type(error).__name__}: {cut(str(error), 300)}".removesuffix(": ")
+        if not hasattr(error, "line"):  # raised in the test
+            got = f"{self.call()} returned {show(self.last[2])}, expected" if self.last else "expected"
+            return "failed", f"{got} {cut(source, 200)} ({text})"
+        lines = ["", *self.code.splitlines()]
+        where = f" (line {error.line}: {cut(lines[error.line].strip(), 120)})" if 0 < error.line < len(lines) else ""
+        return "memory" if isinstance(error, MemoryError) else "error", f"{self.call()} raised {text}{where}"
+
+    def call(self) -> str:
+        """The text of the last call."""
+        if not self.last:
+            return "the program"
+        _, args, kwargs = unpack(self.last[1], lambda tag, ref: Remote(self, ref, "object"))
+        words = [show(arg, 100) for arg in args] + [f"{name}={show(value, 100)}" for name, value in kwargs.items()]
+        return cut(f"{self.last[0]}({', '.join(words)})", 300)
+
+    def start(self, source: int = 0, sink: int = 1) -> None:
+        """A new candidate begins to define the program, with these files (else those of ours, /dev/null) as stdin and stdout."""
+        self.stop()
+        self.death = None
+        signal.signal(signal.SIGALRM, lambda *_: self.die("timeout", "ran out of time"))
+        signal.setitimer(signal.ITIMER_REAL, wall(self.limits), 1)  # also bounds our own work on what it answers
+        self.socket, theirs = socket.socketpair()
+        with theirs:
+            socket.send_fds(self.zygote, [json.dumps(self.limits).encode()], [source, sink, theirs.fileno()])
+        send(self.socket, ["__main__" if self.plan.kind == "stdin" else "solution", self.plan.context, self.code,
+                           [name for name, _ in self.plan.classes], self.plan.takes])
+
+    def stop(self) -> list:
+        """End the candidate; [whether it ran out of time, its exit code]. If the zygote is gone this raises OSError or EOFError,
+        here and once more in result(), so that the judge ends, too; the trainer tries the program again with another."""
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        if not self.socket:
+            return [False, 0]
+        self.socket.close()
+        send(self.zygote, "stop")
+        ending, self.socket = receive(self.zygote), None
+        return ending
+
+    def die(self, status: str, text: str) -> None:
+        self.death = Died(status, text)
+        raise self.death
+
+    def ask(self, label: str, function: Any, /, *args, **kwargs) -> Any:
+        """Have the candidate do function(*args, **kwargs); a function is a Remote, or the name of an operator or a builtin."""
+        try:
+            request = pack([function, list(args), kwargs], self.native)
+        except (TypeError, ValueError) as error:
+            raise Unscorable(f"a test hands the program what cannot be sent to it: {error}") from None
+        called = isinstance(function, Remote)
+        if called:
+            self.last = [label, request, "nothing"]
+        value, changes = self.answer(request)
+        if called:
+            self.last[2] = value
+        for place, new in changes:  # an argument that the function changed in place
+            if 0 <= place < len(args) and type(args[place]) is type(new) in (list, dict, set):
+                args[place].clear()
+                (args[place].extend if type(new) is list else args[place].update)(new)
+        return value
+
+    def answer(self, request: Any = None) -> tuple[Any, list]:
+        """What the candidate says to a request: a value and changes of arguments, or what it raised, raised here."""
+        if self.death:
+            raise self.death
+        try:
+            if request:
+                send(self.socket, request)
+            message = receive(self.socket, int(self.limits["output_bytes"]))
+            if "error" not in message:
+                changes = [(int(place), unpack(new, self.foreign)) for place, new in message.get("changes", ())]
+                return unpack(message["value"], self.foreign), changes
+            error = rebuild(*message["error"])
+        except OverflowError:
+            self.die("error", f"returned more than {self.limits['output_bytes']} bytes")
+        except (OSError, EOFError):
+            late, code = self.stop()
+            if late:
+                self.die("timeout", "ran out of time")
+            if code in (0, -signal.SIGKILL):  # (which may be ours: it had closed its socket)
+                self.die("error" if code else "ended", "ended before it answered")
+            self.die("error", f"ended with exit code {code}" if code > 0 else f"was ended by {signal.Signals(-code).name}")
+        except Exception:
+            self.die("error", "sent something that is no answer")
+        raise error
+
+    def native(self, x: Any, depth: int) -> dict:
+        if isinstance(x, Remote):
+            return {"ref": x._ref}
+        if x is getattr(builtins, getattr(x, "__name__", ""), self):  # a test may hand over int or len
+            return {"ref": "builtin:" + x.__name__}
+        raise TypeError(f"a value of type {type(x).__name__} is no plain data")
+
+    def foreign(self, tag: str, parts: list) -> "Remote":
+        number, names = parts
+        if tag != "object" or type(number) is not int or number < 0 or not all(isinstance(name, str) for name in names):
+            raise TypeError(tag)
+        if number not in self.objects:  # one object there is one object here
+            allowed = {"__iter__", "__next__"} if "iterator" in names else self.plan.operators & OPERATORS.keys()
+            kind = type(names[0][:60], (Remote,), {name: OPERATORS[name] for name in allowed} | {"__hash__": Remote.__hash__})
+            self.objects[number] = kind(self, number, names[0][:60], names)
+        return self.objects[number]
 
 
 class Remote:
     """What stays with the program: its functions and objects. Calls and attributes cross; an operator does only if a class
-    of the reference defines it, so that no object of the program can decide that it equals the answer."""
+    of the reference defines it (see foreign), so that no object of the program can decide that it equals the answer."""
 
     def __init__(self, run: Run, ref: Any, label: str, names: Any = ()) -> None:
         self.__dict__.update(_run=run, _ref=ref, _label=label, _names=names)
 
     def __call__(self, /, *args, **kwargs):
-        return self._run.ask(self._label, "call", self, *args, **kwargs)
+        return self._run.ask(self._label, self, *args, **kwargs)
 
     def __getattr__(self, name):
         if name.startswith("__") or not self._run.plan.objects:
@@ -671,9 +658,7 @@ class Remote:
             value.__dict__["_label"] = f"{self._label}.{name}"
         return value
 
-    def __repr__(self):
-        return f"<{self._label} object>"
-
+    __repr__ = lambda self: f"<{self._label} object>"
     __setattr__ = lambda self, name, value: self._run.ask(self._label, "setattr", self, name, value)
     __instancecheck__ = lambda self, x: isinstance(x, Remote) and self._label in x._names
     __hash__ = lambda self: hash(str(self._ref))
@@ -681,23 +666,15 @@ class Remote:
 
 def _operator(name: str) -> Any:
     def method(self, *args):
-        allowed = self._run.plan.operators
-        if name in ("eq", "ne") and not (args and isinstance(args[0], Remote)):
-            return name == "ne"  # plain data is the answer itself: no object equals it
-        if {"ne": "__eq__"}.get(name, f"__{name}__") in allowed or name in ("iter", "next") and "iterator" in self._names:
-            return self._run.ask(self._label, name, self, *args)
-        if name == "bool":
-            return "__len__" not in allowed or len(self) > 0
-        if hasattr(object, f"__{name}__"):
-            return getattr(object, f"__{name}__")(self, *args)
-        raise TypeError(f"{self!r} does not support __{name}__")
+        if name == "eq" and not isinstance(args[0], Remote):
+            return False  # plain data is the answer itself: no object equals it
+        return self._run.ask(self._label, name, self, *args)
 
     return method
 
 
-for _name in """eq ne lt le gt ge add sub mul truediv floordiv mod pow and or neg abs len iter next str bool int float
-        getitem setitem delitem contains""".split():
-    setattr(Remote, f"__{_name}__", _operator(_name))
+OPERATORS = {f"__{name}__": _operator(name) for name in """eq lt le gt ge add sub mul truediv floordiv mod pow and or neg abs len
+        iter next str bool int float getitem setitem delitem contains""".split()}
 
 
 def rebuild(classes: list, text: str, line: int) -> Exception:
@@ -743,10 +720,10 @@ def same_output(output: str, expected: str) -> bool:
     return False
 
 
-def judge_main(number: int, folder: str) -> None:
+def judge_main(number: int, folder: str, isolation: str) -> None:
     """Problem and program in, result out."""
     trainer, fault = socket.socket(fileno=number), "not Linux" if sys.platform != "linux" else ""
-    fault = "MURPHY_ISOLATION is plain" if receive(trainer) == "plain" else fault
+    fault = "MURPHY_ISOLATION is plain" if isolation == "plain" else fault
     for isolated in (False,) if fault else (True, False):
         zygote, theirs = socket.socketpair()
         if not os.fork():  # still a clean interpreter: no test was ever here
@@ -761,25 +738,28 @@ def judge_main(number: int, folder: str) -> None:
     plan = functools.lru_cache(200)(lambda problem: Plan(*unpack(json.loads(problem))))
     send(trainer, fault and f"it can see your files, processes and network ({fault})")
     resource.setrlimit(resource.RLIMIT_AS, (4 << 30, resource.getrlimit(resource.RLIMIT_AS)[1]))
-    while True:
-        try:
+    try:
+        while True:
             problem, code, limits = receive(trainer)
-        except EOFError:  # the trainer ended without a word
-            zygote.close()
-            empty(folder)
-            return os.rmdir(folder)
-        try:
-            send(trainer, Run(plan(problem), code, limits, zygote).result())
-        except Unscorable as error:
-            send(trainer, verdict("unscorable", escape(f"This problem cannot be scored: {error}"), []))
+            try:
+                answer = Run(plan(problem), code, limits, zygote).result()
+            except Unscorable as error:
+                answer = ["unscorable", escape(f"This problem cannot be scored: {error}"), []]
+            send(trainer, answer)
+    except (EOFError, OSError):  # the trainer ended without a word (or the zygote did: then the trainer finds the folder gone)
+        zygote.close()
+        empty(folder)
+        os.rmdir(folder)
 
 
 ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8", "PYTHONHASHSEED": "0",
                "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
 PRELOADED = "bisect cmath copy enum heapq itertools random string"  # what most programs import, and all that we import ourselves
 DENIED = (  # system calls that a program has no use for: x86_64 and aarch64 numbers
-    # fork, vfork, ptrace, process_vm_readv/writev, pidfd_send_signal/getfd, tkill, rt_sigqueueinfo, rt_tgsigqueueinfo
-    (57, 435), (58, 435), (101, 117), (310, 270), (311, 271), (424, 424), (438, 438), (200, 130), (129, 138), (297, 240),
+    # fork, vfork, ptrace, process_vm_readv/writev, pidfd_getfd, kill, tkill, tgkill, pidfd_send_signal, rt_sigqueueinfo,
+    (57, 435), (58, 435), (101, 117), (310, 270), (311, 271), (438, 438), (62, 129), (200, 130), (234, 131), (424, 424), (129, 138),
+    # rt_tgsigqueueinfo,
+    (297, 240),
     # connect, unshare, add_key, request_key, keyctl, bpf, perf_event_open, userfaultfd, io_uring_setup, memfd_create
     (42, 203), (272, 97), (248, 217), (249, 218), (250, 219), (321, 280), (298, 241), (323, 282), (425, 425), (319, 279),
     # shmget, semget, msgget, mq_open, setpriority, sched_setscheduler
@@ -813,19 +793,17 @@ def enter_namespaces(folder: str) -> str:
     prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     _c("mount", "none", "/", None, PRIVATE, None)
     _c("mount", "tmpfs", folder, "tmpfs", NOSUID, "size=1m,mode=755")
-    bound: list = []
     for path in ["/usr", "/lib", "/lib64", "/bin", "/etc/ld.so.cache", "/nix/store", sys.base_prefix, sys.prefix, *sys.path,
                  "/dev/null", "/dev/zero", "/dev/random", "/dev/urandom"]:
         inside = folder + path
         if os.path.islink(path) and path.count("/") == 1:
             os.symlink(os.readlink(path), inside)
-        elif os.path.exists(path) and not any(path == other or path.startswith(other + "/") for other in bound):
+        elif os.path.exists(path):
             os.makedirs(inside if os.path.isdir(path) else os.path.dirname(inside), exist_ok=True)
             os.path.isdir(path) or open(inside, "w").close()
             _c("mount", path, inside, None, BIND, None)
             if not path.startswith("/dev/"):  # the flags that are kept may not be dropped in a user namespace
                 _c("mount", "none", inside, None, REMOUNT_READ_ONLY | NODEV | os.statvfs(path).f_flag & KEEP, None)
-            bound.append(path)
     scratch = "/scratch" if os.path.exists(folder + "/tmp") else "/tmp"
     os.symlink("/proc/self/fd/0", folder + "/dev/stdin")
     os.mkdir(folder + "/proc")
@@ -841,9 +819,8 @@ def enter_namespaces(folder: str) -> str:
     return scratch
 
 
-def syscall_filter() -> tuple[Any, list]:
-    """A seccomp program (classic BPF), and the places in it where the program's pid belongs: made before the forks, for speed.
-    No process can be started, so that nothing outlives the program."""
+def syscall_filter() -> Any:
+    """A seccomp program (classic BPF). No process can be started, so that nothing outlives the program."""
     LOAD, EQUAL, ABOVE, BITS, RETURN = 0x20, 0x15, 0x35, 0x45, 6
     KILL, DENY, MISSING, ALLOW = 1 << 31, 0x50001, 0x50026, 0x7FFF0000
     column = {"x86_64": 0, "aarch64": 1}[os.uname().machine]
@@ -852,14 +829,13 @@ def syscall_filter() -> tuple[Any, list]:
             (EQUAL, 0, 1, 435), (RETURN, 0, 0, MISSING)]  # clone3, whose flags cannot be read; the library turns to clone
     for numbers in DENIED:
         code += [(EQUAL, 0, 1, numbers[column]), (RETURN, 0, 0, DENY)]
-    rules = {(56, 220): (BITS, 1 << 16), (41, 198): (EQUAL, socket.AF_UNIX), (302, 261): (EQUAL, 0), (203, 122): (EQUAL, 0),
-             (62, 129): (EQUAL, None), (234, 131): (EQUAL, None)}  # the first argument decides: clone (of a thread), socket
-    for numbers, (test, value) in rules.items():  # (local), prlimit64, sched_setaffinity (0: itself), kill, tgkill (its own pid)
-        code += [(EQUAL, 0, 4, numbers[column]), (LOAD, 0, 0, 16), (test, 1, 0, value), (RETURN, 0, 0, DENY)]
-        code.append((RETURN, 0, 0, ALLOW))
+    only = {(56, 220): (BITS, 1 << 16),  # clone: a thread
+            (41, 198): (EQUAL, socket.AF_UNIX),  # socket: a local one
+            (302, 261): (EQUAL, 0), (203, 122): (EQUAL, 0)}  # prlimit64, sched_setaffinity: of itself
+    for numbers, (test, value) in only.items():  # the first argument decides
+        code += [(EQUAL, 0, 4, numbers[column]), (LOAD, 0, 0, 16), (test, 1, 0, value), (RETURN, 0, 0, DENY), (RETURN, 0, 0, ALLOW)]
     code.append((RETURN, 0, 0, ALLOW))
-    packed = ctypes.create_string_buffer(b"".join(struct.pack("<HBBI", *rule, value or 0) for *rule, value in code))
-    return packed, [8 * place + 4 for place, rule in enumerate(code) if rule[3] is None]
+    return ctypes.create_string_buffer(b"".join(struct.pack("<HBBI", *rule) for rule in code))
 
 
 def empty(folder: str) -> None:
@@ -870,13 +846,13 @@ def empty(folder: str) -> None:
     os.chmod(folder, 0o700)
     while names := os.listdir(folder):
         for path in (os.path.join(folder, name) for name in names):
-            if os.path.islink(path) or not os.path.isdir(path):
+            if os.path.isdir(path) and not os.path.islink(path):
+                os.chmod(path, 0o700)
+                for inner in os.listdir(path):
+                    os.rename(os.path.join(path, inner), os.path.join(folder, os.urandom(12).hex()))
+                os.rmdir(path)
+            else:
                 os.unlink(path)
-                continue
-            os.chmod(path, 0o700)
-            for inner in os.listdir(path):
-                os.rename(os.path.join(path, inner), os.path.join(folder, os.urandom(12).hex()))
-            os.rmdir(path)
 
 
 def zygote_main(control: socket.socket, folder: str, isolated: bool) -> None:
@@ -905,31 +881,32 @@ def zygote_main(control: socket.socket, folder: str, isolated: bool) -> None:
     while True:
         empty(folder)
         uid and os.chmod(folder, 0o777)
-        limits = receive(control)
-        files, begin = socket.recv_fds(control, 1, 3)[1], time.monotonic()
+        message, files, *_ = socket.recv_fds(control, 1 << 12, 3)
+        if not message:  # the judge has ended
+            os._exit(0)
+        limits = json.loads(message)
         child = os.fork()
         if not child:
             control.close()
             candidate(files, lambda: confine(folder, limits, uid, rules, size))
         for file in files:
             os.close(file)
-        late, tick = False, 0.1
+        used, tick = 0.0, 0.1
         while not select.select([control], [], [], tick)[0]:
             with contextlib.suppress(OSError):  # it has ended
                 used = time.clock_gettime(~child << 3 | 2)  # the CPU clock of a process
                 tick = max(0.005, min(0.1, limits["seconds"] - used))
-                if used > limits["seconds"] or time.monotonic() - begin > wall(limits):
-                    late = True
+                if used > limits["seconds"]:
                     os.kill(child, signal.SIGKILL)
         receive(control)
-        for target in (child, -1) if isolated else (child, -child):
+        for target in (child, -child):
             with contextlib.suppress(OSError):
                 os.kill(target, signal.SIGKILL)
-        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        send(control, [late or code == -signal.SIGXCPU, code])
+        _, ending, usage = os.wait4(child, 0)
+        send(control, [max(used, usage.ru_utime + usage.ru_stime) > limits["seconds"], os.waitstatus_to_exitcode(ending)])
 
 
-def confine(folder: str, limits: dict, uid: int, rules: tuple | None, size: int) -> None:
+def confine(folder: str, limits: dict, uid: int, rules: Any, size: int) -> None:
     """In the candidate, before the program: from here on all is in its power, and holds nothing worth stealing."""
     os.setsid()
     os.chdir(folder)
@@ -947,22 +924,21 @@ def confine(folder: str, limits: dict, uid: int, rules: tuple | None, size: int)
         _c("capset", struct.pack("<Ii", 0x20080522, 0), bytes(24))  # no capability, even as root
         prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
         prctl(4, 1)  # PR_SET_DUMPABLE: /dev/stdin is under /proc/self
-        for place in rules[1]:
-            struct.pack_into("<I", rules[0], place, os.getpid())
-        prctl(22, 2, struct.pack("<HxxxxxxQ", len(rules[0]) // 8, ctypes.addressof(rules[0])))  # PR_SET_SECCOMP
+        prctl(22, 2, struct.pack("<HxxxxxxQ", len(rules) // 8, ctypes.addressof(rules)))  # PR_SET_SECCOMP
 
 
 def candidate(files: list, confine: Any) -> None:
-    """Define the program, then do what the judge asks: name(*args, **kwargs). files: a socket; of a stdin case two more."""
+    """Define the program, then do what the judge asks: function(*args, **kwargs). files: stdin, stdout, a socket."""
     try:
-        for place, file in enumerate(files[1:] + [os.dup(files[0])]):  # stdin, stdout
-            os.dup2(file, place if len(files) > 1 and place < 2 else 3)
+        for place, file in zip((0, 1, 3), files):
+            os.dup2(file, place)
         os.closerange(4, 64)
         gc.enable()
         connection = socket.socket(fileno=3)
         name, context, code, classes, takes = receive(connection)
-        error, main, objects, space = None, name == "__main__", [], types.ModuleType(name)
-        sys.modules[name], space = space, space.__dict__  # dataclasses look their module up there
+        error, main, objects, module = None, name == "__main__", [], types.ModuleType(name)
+        sys.modules[name] = sys.modules["__main__"] = module  # dataclasses look their module up there; ours is out of sight
+        space = module.__dict__
         try:
             confine()
             exec(compile(context, "<context>", "exec"), space)
@@ -980,7 +956,7 @@ def candidate(files: list, confine: Any) -> None:
         while not main:
             request = receive(connection)
             try:
-                reply = perform(space, objects, set(classes), takes, *request)
+                reply = perform(space, objects, set(classes), takes, request)
             except BaseException as error:
                 reply = {"error": describe(error)}
             send(connection, reply)
@@ -988,7 +964,7 @@ def candidate(files: list, confine: Any) -> None:
         os._exit(0)
 
 
-def perform(space: dict, objects: list, classes: set, takes: bool, name: str, packed: list, kwargs: dict) -> dict:
+def perform(space: dict, objects: list, classes: set, takes: bool, request: list) -> dict:
     def native(tag, ref):
         """What the judge calls by a number (an object that it was told of) or by name."""
         if isinstance(ref, int):
@@ -1018,12 +994,13 @@ def perform(space: dict, objects: list, classes: set, takes: bool, name: str, pa
         objects[number:] = objects[number:] or [x]
         return {"object": [number, names]}
 
-    args = [unpack(arg, native) for arg in packed]
-    if name != "call":
-        return {"value": pack((getattr(operator, name, None) or getattr(builtins, name))(*args), foreign)}
-    value = args[0](*args[1:], **unpack(kwargs, native))
-    changes = [[place, pack(arg, foreign)] for place, arg in enumerate(args) if place and type(arg) in (list, dict, set)]
-    return {"value": pack(value, foreign), "changes": changes if value is None or takes else []}
+    function, args, kwargs = unpack(request, native)
+    if isinstance(function, str):
+        function = getattr(builtins, function, None) or getattr(operator, f"__{function}__")
+    value, changes = function(*args, **kwargs), []
+    if value is None or takes:
+        changes = [[place, pack(arg, foreign)] for place, arg in enumerate(args) if type(arg) in (list, dict, set)]
+    return {"value": pack(value, foreign), "changes": changes}
 
 
 def describe(error: BaseException) -> list:
@@ -1076,7 +1053,7 @@ def check(path: str) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--judge"]:
-        judge_main(int(sys.argv[2]), sys.argv[3])
+        judge_main(int(sys.argv[2]), *sys.argv[3:])
     elif sys.argv[1:2] == ["--check"] and len(sys.argv) == 3:
         check(sys.argv[2])
     elif len(sys.argv) == 1:

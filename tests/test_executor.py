@@ -114,7 +114,6 @@ def test_nothing_passes_from_one_program_to_the_next():
 def test_without_namespaces_only_side_effects_get_through(monkeypatch):
     monkeypatch.setenv("MURPHY_ISOLATION", "plain")
     executor.close()
-    executor._told.clear()
     side_effects = ("leaves a message", "reads the message", "secrets", "sleeps", "half a message")
     programs = [p for p in list(corpus())[::4] if p[0] not in side_effects]
     programs += [p for p in corpus() if p[0] in ("fork bomb", "kills all", "double fork", "deep folder", "locked folders")]
@@ -444,11 +443,13 @@ def test_a_judge_that_dies_is_replaced():
     assert [r.reward for r in run_many([(ADD, f"def add(a, b): return a + b  # {n}") for n in range(9)])] == [1] * 9
 
 
-def test_a_trainer_that_is_killed_leaves_no_trace():
-    code = ("import executor, os, types; p = types.SimpleNamespace(kind='functional', tests=[[[1], 1]], entry_point='f');"
-            "executor.run(p, 'def f(x): return x'); print(executor._idle[0].folder, flush=True); os.kill(os.getpid(), 9)")
+@pytest.mark.parametrize("then", ["os.kill(os.getpid(), 9)",
+                                  "threading.Timer(0.5, os.kill, (os.getpid(), 9)).start(); executor.run(p, 'while True: pass')"])
+def test_a_trainer_that_is_killed_leaves_no_trace(then):  # its judge idle, or at work
+    code = ("import executor, os, threading, types; p = types.SimpleNamespace(kind='functional', tests=[[[1], 1]], entry_point='f');"
+            f"executor.run(p, 'def f(x): return x'); print(executor._idle[0].folder, flush=True); {then}")
     folder = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True).stdout.strip()
-    patience = time.monotonic() + 20
+    patience = time.monotonic() + 40
     while time.monotonic() < patience and (Path(folder).exists() or [x for x in processes().values() if folder in x]):
         time.sleep(0.05)
     assert folder and not Path(folder).exists() and not [line for line in processes().values() if folder in line]
@@ -519,5 +520,5 @@ def test_types_stay_apart():
         assert [type(unpack(pack(x))) is type(y) for y in values].count(True) == 1
     assert math.isnan(unpack(json.loads(json.dumps(pack(math.nan)))))
     for hostile in ({"int": ["0x" + "f" * 10**6]}, {"Decimal": ["1E+99999"]}, {"range": [0, 10**12, 1]}):
-        with pytest.raises(executor.Uncrossable):
+        with pytest.raises(ValueError):
             unpack(hostile)
