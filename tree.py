@@ -84,35 +84,12 @@ def build_trees(
         raise ValueError(f"a tree needs turns >= 1 and group_size >= 1, got turns={turns}, group_size={group_size}")
     trees = [Node(turn=0, problem=problem) for problem in problems]
     frontier = [(tree, tree, first_messages(tree.problem)) for tree in trees]  # (root, parent, prompt of its children)
-    background = ThreadPoolExecutor(1)
-    verdicts: dict[tuple[int, str], tuple[Future, int]] = {}  # (root, program) -> where its result is, or will be
-
-    def judge(programs: list[tuple[Node, str]], start: Callable[..., Future]) -> None:
-        """A policy repeats itself: equal programs for one problem are judged once in the tree's life."""
-        jobs = {(id(root), code): (root.problem, code) for root, code in programs if (id(root), code) not in verdicts}
-        if jobs:
-            results = start(run, list(jobs.values()))
-            verdicts.update((key, (results, number)) for number, key in enumerate(jobs))
-
-    def run(jobs: list) -> list:
-        results = execute(jobs)
-        if len(results) != len(jobs):
-            raise ValueError(f"execute() got {len(jobs)} jobs and answered {len(results)}")
-        return results
-
-    def at_once(function: Callable, *args: Any) -> Future:
-        done = Future()
-        done.set_result(function(*args))
-        return done
-
-    def ended(answered: list[tuple[int, Completion]]) -> None:
-        roots = [(frontier[number][0], completion.text) for number, completion in answered]
-        judge([(root, extract_code(text, root.problem.entry_point)) for root, text in roots], background.submit)
-
-    try:
+    program = lambda root, completion: extract_code(completion.text, root.problem.entry_point)
+    with Judge(execute) as judge:
         for turn in range(1, turns + 1):
             if not frontier:
                 break
+            ended = lambda some: judge.start([(frontier[i][0], program(frontier[i][0], c)) for i, c in some], beside=True)
             answers = sample([prompt for _, _, prompt in frontier], group_size, *([ended] if overlap else []))
             if len(answers) != len(frontier):
                 raise ValueError(f"sample() got {len(frontier)} prompts and answered {len(answers)}")
@@ -124,23 +101,55 @@ def build_trees(
                 if len(completions) != group_size:
                     raise ValueError(f"sample() was asked for {group_size} completions a prompt and gave {len(completions)}")
                 for c in completions:
-                    code = extract_code(c.text, root.problem.entry_point)
-                    node = Node(turn, prompt, c.prompt_ids, c.completion_ids, c.text, code, c.truncated)
+                    node = Node(turn, prompt, c.prompt_ids, c.completion_ids, c.text, program(root, c), c.truncated)
                     parent.children.append(node)
                     grown.append((root, node))
-            judge([(root, node.code) for root, node in grown], at_once)
+            judge.start([(root, node.code) for root, node in grown])
             for root, node in grown:
-                results, number = verdicts[id(root), node.code]
-                result = results.result()[number]
+                result = judge.result(root, node.code)
                 if result.status == "unscorable":  # a broken problem must not look like a wrong answer
                     raise ValueError(f"problem {root.problem.id!r} cannot be scored ({result.feedback}): leave it out")
                 node.reward, node.status, node.feedback = result.reward, result.status, result.feedback
                 node.solved, node.public_passed = result.reward == 1.0, result.public_passed
             frontier = [(root, node, refinement_messages(node.prompt, node.text, node.feedback))
                         for root, node in grown if not stop(node)]
-    finally:
-        background.shutdown(wait=False, cancel_futures=True)
     return trees
+
+
+class Judge:
+    """The programs of a forest and their results. A policy repeats itself: equal programs are run once in a tree's life."""
+
+    def __init__(self, execute: Callable) -> None:
+        self.execute, self.thread, self.found = execute, ThreadPoolExecutor(1), {}  # (root's id, program) -> (results, place)
+
+    def __enter__(self) -> "Judge":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.thread.shutdown(wait=False, cancel_futures=True)  # a run that is interrupted does not wait
+
+    def start(self, programs: list[tuple[Node, str]], beside: bool = False) -> None:
+        """Run what is new of these (root, program), now or beside what comes next."""
+        jobs = {(id(root), code): (root.problem, code) for root, code in programs if (id(root), code) not in self.found}
+        if jobs:
+            results = (self.thread.submit if beside else at_once)(self.run, list(jobs.values()))
+            self.found.update((job, (results, place)) for place, job in enumerate(jobs))
+
+    def run(self, jobs: list) -> list:
+        results = self.execute(jobs)
+        if len(results) != len(jobs):
+            raise ValueError(f"execute() got {len(jobs)} jobs and answered {len(results)}")
+        return results
+
+    def result(self, root: Node, code: str) -> Any:
+        results, place = self.found[id(root), code]
+        return results.result()[place]
+
+
+def at_once(function: Callable, *args: Any) -> Future:
+    done: Future = Future()
+    done.set_result(function(*args))
+    return done
 
 
 def walk(tree: Node) -> Iterator[Node]:
@@ -403,7 +412,7 @@ def make_sampler(
                 count = Counter(encoded[i] for i, _ in batch)  # in the order of the batch
                 try:
                     with autocast(device), warnings.catch_warnings():
-                        warnings.simplefilter("ignore", FutureWarning)  # transformers 6 will call past_key_values `cache`; all of 5 take this
+                        warnings.simplefilter("ignore", FutureWarning)  # transformers 6 calls past_key_values `cache`; all of 5 take this
                         generate(list(map(list, count)), list(count.values()), tell)
                 except torch.OutOfMemoryError:
                     if size == 1:

@@ -41,6 +41,49 @@ def test_excerpts_in_the_readme_are_lines_of_the_code():
         assert squeeze(block) in squeeze(code), block
 
 
+VLLM = """
+from types import SimpleNamespace as S
+SamplingParams = lambda **how: S(**how)
+class LLM:
+    def __init__(self, name): pass
+    def chat(self, prompts, how):
+        assert all(prompt[-1]["role"] == "user" for prompt in prompts)
+        code = lambda prompt, i: "def f(x): " + ("return 2 * x" if i or len(prompt) > 1 else "pass")
+        return [S(prompt_token_ids=[1], outputs=[S(text=code(p, i), token_ids=[2], finish_reason="stop") for i in range(how.n)]) for p in prompts]
+"""
+BATCH = """
+from types import SimpleNamespace as N
+node = lambda reward, ids, children=(): N(reward=reward, credit=reward, prompt_ids=ids, completion_ids=ids[:2], children=list(children))
+late = [node(1.0, [1, 4, 5, 6]), node(0.0, [1, 4, 5, 6])]
+made = batch([N(turn=0, children=[node(0.25, [1, 4, 5]), node(1.0, [1, 4, 5], late)])], 0)
+assert made["uid"].tolist() == ["0", "0", "1", "1"]
+assert made["token_level_scores"].sum(1).tolist() == [0.25, 1.0, 1.0, 0.0] and made["token_level_scores"][:, 0].sum() == 0
+assert made["prompts"].tolist() == [[0, 1, 4, 5], [0, 1, 4, 5], [1, 4, 5, 6], [1, 4, 5, 6]] and made["responses"].shape == (4, 2)
+assert [a > 0 for a in made["advantages"].tolist()] == [False, True, True, False]
+"""
+
+
+@pytest.mark.parametrize("number, files, before, after, printed", [
+    (0, ["propagate"], "", "", ["[0.5, 1.0]", "[-1.0, 1.0]"]),
+    (1, ["executor"], "", "", ["1.0 passed All tests passed.", "0.5 failed Test 2 failed: add(1, 0) returned 5, expected 1",
+                               "0.0 error The program ended before it answered"]),
+    (2, ["grpo"], "", "assert logp.shape == (2, 3) and stats['tokens'] == 5\nprint('ok')", ["ok"]),
+    (3, ["tree"], VLLM, "", ["turn 1  reward 0.00", "turn 2  reward 1.00"]),
+    (4, ["grpo", "propagate", "tree"], "", BATCH + "print('ok')", ["ok"])])
+def test_a_piece_runs_alone_in_an_empty_folder(number, files, before, after, printed, tmp_path):
+    code = re.findall(r"```python\n(.*?)```", README.split("## Take a piece")[1].split("\n## ")[0], re.DOTALL)[number]
+    for name in files:
+        (tmp_path / f"{name}.py").write_text((ROOT / f"{name}.py").read_text())
+    if before:
+        (tmp_path / "vllm.py").write_text(before)
+    (tmp_path / "example.py").write_text(code + "\n" + after)
+    done = subprocess.run([sys.executable, "example.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert all(line in done.stdout for line in printed), done.stdout
+    said = re.findall(r"# (\[.*?\]|[01]\.\d \w+ .*)", code)  # what the example's comments promise
+    assert all(line in done.stdout for line in said if number < 2), done.stdout
+
+
 def test_line_counts_in_the_readme_are_the_files_own():
     for name in MODULES:
         lines = len((ROOT / f"{name}.py").read_text().splitlines())
