@@ -21,9 +21,10 @@ import executor  # noqa: E402
 from problems import load_problems  # noqa: E402
 from tree import build_trees, load_model, make_sampler, walk  # noqa: E402
 
-TRAINING = """--problems-per-step 3 --group-size 4 --turns 2 --steps 30 --max-new-tokens 96 --temperature 0.6 --learning-rate 2e-5 --warmup 3
-    --minibatches 1 --feedback-tests 3 --eval-iterations 3 --eval-every 0 --eval-temperature 0.6 --micro-tokens 4096 --log-trees-every 5
-    --save-every 10""".split()
+TRAINING = """
+    --problems-per-step 3 --group-size 4 --turns 2 --steps 30 --max-new-tokens 96 --temperature 0.6 --learning-rate 2e-5 --warmup 3
+    --minibatches 1 --feedback-tests 3 --eval-iterations 3 --eval-every 0 --eval-temperature 0.6 --micro-tokens 4096
+    --log-trees-every 5 --save-every 10""".split()
 EVALUATION = "--iterations 3 --samples 8 --temperature 0.6 --max-new-tokens 96".split()
 
 
