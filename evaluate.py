@@ -280,6 +280,16 @@ def gather(value: Any) -> list:
     return [json.loads(text.numpy().tobytes()) for text in texts]
 
 
+def timed(seconds: dict[str, float], name: str, function: Callable) -> Callable:
+    """`function`, its time added to seconds[name]."""
+    def wrapped(*arguments: Any) -> Any:
+        start = time.perf_counter()
+        answer = function(*arguments)
+        seconds[name] += time.perf_counter() - start
+        return answer
+    return wrapped
+
+
 def option(default: Any, help: str) -> Any:
     return field(default=default, metadata={"help": help})
 
@@ -362,20 +372,13 @@ def run(c: EvalConfig) -> None:
         "problems": zlib.crc32(repr(problems).encode("utf-8", "replace"))}
     folder = Path(c.output or f"runs/eval-{Path(c.model).name}-{Path(c.benchmark).stem}")
     rows = resume(folder, settings) if rank == 0 else []
-    done, seconds = set(gather(sorted({row["task_id"] for row in rows}))[0]), Counter()
-
-    def timed(name: str, call: Callable, *arguments: Any, **options: Any) -> Any:
-        bar.set_postfix_str(name)
-        start = time.perf_counter()
-        answer = call(*arguments, **options)
-        seconds[name] += time.perf_counter() - start
-        return answer
-
+    done = set(gather(sorted({row["task_id"] for row in rows}))[0])
+    seconds = {"sampling": 0.0, "executing": 0.0}
     sampler = partial(make_sampler, model, tokenizer, max_new_tokens=c.max_new_tokens, top_p=c.top_p,
                       enable_thinking=c.enable_thinking)
-    sample = partial(timed, "sampling", sampler(temperature=c.temperature))
-    control = partial(timed, "sampling", sampler(temperature=c.temperature or 0.8)) if c.control else None
-    execute = partial(timed, "executing", executor.run_many, max_failures=c.feedback_tests, seconds=c.timeout)
+    sample = timed(seconds, "sampling", sampler(temperature=c.temperature))
+    control = timed(seconds, "sampling", sampler(temperature=c.temperature or 0.8)) if c.control else None
+    execute = timed(seconds, "executing", partial(executor.run_many, max_failures=c.feedback_tests, seconds=c.timeout))
     with tqdm(total=len(problems), initial=len(done), unit="problem", desc=c.benchmark, disable=True if rank else None) as bar:
         for start in range(0, len(problems), c.chunk):
             torch.manual_seed(zlib.crc32(f"{c.seed} {start}{f' {rank}' * (rank > 0)}".encode()))
