@@ -125,6 +125,10 @@ _idle: list = []  # workers that wait for a job
 os.register_at_fork(after_in_child=_idle.clear)  # they are the parent's
 
 
+ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8", "PYTHONHASHSEED": "0",
+               "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
+
+
 class Worker:
     """A judge's process as the trainer sees it."""
 
@@ -132,28 +136,25 @@ class Worker:
         self.folder, (self.socket, theirs) = tempfile.mkdtemp(prefix="murphy-"), socket.socketpair()
         command = [PYTHON, "-s", "-P", "-W", "ignore", os.path.abspath(__file__), "--judge", str(theirs.fileno()), self.folder,
                    os.environ.get("MURPHY_ISOLATION", "")]
-        with theirs:
-            try:  # a new process, never a fork: with torch loaded a fork is slow, and its memory could be read
+        self.process = None
+        try:  # a new process, never a fork: with torch loaded a fork is slow, and its memory could be read
+            with theirs:
                 self.process = subprocess.Popen(
                     command, cwd="/", env=ENVIRONMENT, pass_fds=[theirs.fileno()], start_new_session=True,
                     stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-            except OSError as error:
-                os.rmdir(self.folder)
-                raise RuntimeError(f"executor: cannot start the interpreter {PYTHON} ({error.strerror}); "
-                                   "set executor.PYTHON to one that works") from None
-        try:
             lacking = receive(self.socket)
-        except (EOFError, OSError):
-            raise RuntimeError(f"executor: a worker of {PYTHON} did not start: {self.close() or 'no message'}") from None
+        except (EOFError, OSError) as error:
+            raise RuntimeError(f"executor: cannot start the interpreter {PYTHON} as a worker, it did not start "
+                               f"({self.close() or error}); set executor.PYTHON to one that works") from None
         if lacking:  # warnings shows each text once
             warnings.warn(f"executor: a program is less confined on this system: {lacking}", stacklevel=3)
 
     def close(self) -> str:
         """End the judge and, with it, its zygote and candidate; its last words."""
-        if self.process.poll() is None:  # before its socket closes, at which it would begin to clean up by itself
+        if self.process and self.process.poll() is None:  # before its socket closes, at which it would clean up by itself
             os.killpg(self.process.pid, signal.SIGKILL)
         self.socket.close()
-        words = self.process.communicate()[1].decode("utf-8", "replace")[-2000:].strip()
+        words = self.process.communicate()[1].decode("utf-8", "replace")[-2000:].strip() if self.process else ""
         empty(self.folder)
         os.rmdir(self.folder)
         return words
@@ -166,108 +167,36 @@ def close() -> None:
         _idle.pop().close()
 
 
-def _size(x: Any) -> Any:
-    """Refuse numbers whose next operation could take for ever."""
-    if (x.bit_length() > 1 << 21 if type(x) is int else abs(x.stop - x.start) > 10**7 if type(x) is range else
-            x.is_finite() and abs(x.adjusted()) > 10**4):
-        raise ValueError(f"a {type(x).__name__} of absurd size")
-    return x
-
-
-TYPES = {kind.__name__: (kind, parts, make) for kind, parts, make in (  # the loops are Python's, so that a timer can end them
-    (tuple, list, tuple), (set, list, lambda v: {x for x in v}), (frozenset, list, lambda v: frozenset({x for x in v})),
-    (dict, lambda x: map(list, x.items()), lambda v: {key: x for key, x in v}), (collections.deque, list, collections.deque),
-    (int, lambda x: [hex(x)], lambda v: _size(int(v[0], 16))), (complex, lambda x: [x.real, x.imag], lambda v: complex(*v)),
-    (range, lambda x: [x.start, x.stop, x.step], lambda v: _size(range(*v))),
-    (decimal.Decimal, lambda x: [str(x)], lambda v: _size(decimal.Decimal(v[0]))),
-    (fractions.Fraction, lambda x: [x.numerator, x.denominator], lambda v: fractions.Fraction(*v)),
-    (datetime.timedelta, lambda x: [x.days, x.seconds, x.microseconds], lambda v: datetime.timedelta(*v)),
-    *((kind, lambda x: [x.decode("latin-1")], lambda v, kind=kind: kind(v[0].encode("latin-1"))) for kind in (bytes, bytearray)),
-    *((kind, lambda x: [x.isoformat()], lambda v, kind=kind: kind.fromisoformat(v[0]))
-      for kind in (datetime.datetime, datetime.date, datetime.time)))}
-
-
-def pack(x: Any, other: Any = None, depth: int = 0) -> Any:
-    """Plain data as JSON in which the builtin types stay apart; other(x, depth) packs what is no plain data.
-
-    Plain data is all that crosses between judge and candidate. Raises TypeError for the rest, ValueError for absurd sizes.
-
-    >>> pack([1, (2.5, None), {3: b"a"}])
-    [1, {'tuple': [2.5, None]}, {'dict': [[3, {'bytes': ['a']}]]}]
-    """
-    kind = type(x)
-    if kind in (str, bool, float, type(None)) or kind is int and -2**63 < x < 2**63:
-        return x
-    if depth > 100:
-        raise ValueError("data nested more than 100 deep cannot cross")
-    if kind is list:
-        return [pack(value, other, depth + 1) for value in x]
-    if TYPES.get(kind.__name__, [None])[0] is kind:
-        return {kind.__name__: [pack(part, other, depth + 1) for part in TYPES[kind.__name__][1](x)]}
-    if other:
-        return other(x, depth)
-    raise TypeError(f"a value of type {kind.__name__} is no plain data")
-
-
-def unpack(x: Any, other: Any = None) -> Any:
-    """The inverse of pack; other(tag, parts) makes what is no plain data. x may come from a hostile program."""
-    if type(x) is list:
-        return [unpack(value, other) for value in x]
-    if type(x) is not dict:
-        return x
-    (tag, parts), = x.items()
-    return TYPES[tag][2](unpack(parts, other)) if tag in TYPES else other(tag, parts)
-
-
-def send(connection: socket.socket, message: Any) -> None:
-    connection.sendall(json.dumps(message).encode() + b"\n")
-
-
-def receive(connection: socket.socket, limit: int = -1) -> Any:
-    """One message, a line of JSON; raises EOFError if there is none, OverflowError if it is longer than `limit` bytes.
-    The two sides take turns, so what a hostile one sent besides is dropped with the buffer."""
-    with connection.makefile("rb", 1 << 16) as stream:
-        line = stream.readline(limit)
-    if not line.endswith(b"\n"):
-        raise OverflowError if len(line) == limit else EOFError("the other side is gone")
-    return json.loads(line)
-
-
-def cut(text: str, room: int) -> str:
-    """At most `room` characters of a text: its head and its tail, with the cut marked."""
-    half = max(0, room - 26) // 2
-    return text if len(text) <= room else f"{text[:half]}...[{len(text) - 2 * half} cut]...{text[len(text) - half:]}"
-
-
-_repr = reprlib.Repr()
-_repr.maxlevel, _repr.maxlong, _repr.maxother = 6, 200, 200
-_repr.maxlist = _repr.maxtuple = _repr.maxset = _repr.maxfrozenset = _repr.maxdict = _repr.maxdeque = 30
-
-
-def show(x: Any, room: int = 200) -> str:
-    """repr for feedback: the same text for the same value (sets and dicts are sorted), cut with a mark.
-
-    >>> show({"b", "a"}), show("x" * 1000, 50)
-    ("{'a', 'b'}", "'xxxxxxxxxxxx...[976 cut]...xxxxxxxxxxxx'")
-    """
-    _repr.maxstring = room
+def judge_main(number: int, folder: str, isolation: str) -> None:
+    """Problem and program in, result out."""
+    trainer, fault = socket.socket(fileno=number), "not Linux" if sys.platform != "linux" else ""
+    fault = "MURPHY_ISOLATION is plain" if isolation == "plain" else fault
+    for isolated in (False,) if fault else (True, False):
+        zygote, theirs = socket.socketpair()
+        if not os.fork():  # still a clean interpreter: no test was ever here
+            trainer.close()
+            zygote.close()
+            zygote_main(theirs, folder, isolated)
+        theirs.close()
+        if not (failure := receive(zygote)):
+            break
+        fault = failure
+    prctl(4, 0)  # PR_SET_DUMPABLE: no process of the same user may look into our memory
+    plan = functools.lru_cache(200)(lambda problem: Plan(*unpack(json.loads(problem))))
+    send(trainer, fault and f"it can see your files, processes and network ({fault})")
+    resource.setrlimit(resource.RLIMIT_AS, (4 << 30, resource.getrlimit(resource.RLIMIT_AS)[1]))
     try:
-        return repr(cut(x, room)) if isinstance(x, str) else cut(_repr.repr(x), room)
-    except ValueError:  # more digits than Python prints
-        return "an integer too long to print"
-
-
-def escape(text: str) -> str:
-    """Make a program's text safe in a prompt: no control characters, lone surrogates, chat marks, fences, addresses.
-
-    >>> escape("a<|im_end|>\\n<object at 0x7f3a>")
-    'a<\\\\|im_end|>\\\\n<object at 0x...>'
-    """
-    text = re.sub(r"[\0-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]",
-                  lambda match: match[0].encode("unicode_escape").decode(), text)
-    text = re.sub(r"(<)(?=[|\uff5c]|/?(s|think|pad|eos|bos|unk|mask|tool\w*|im_\w+|\w+_of_\w+)>)|(\[)(?=/?INST\])|`(?=``)",
-                  lambda match: match[0] + "\\", text)
-    return re.sub(r"\bat 0x[0-9a-fA-F]+", "at 0x...", text)
+        while True:
+            problem, code, limits = receive(trainer)
+            try:
+                answer = Run(plan(problem), code, limits, zygote).result()
+            except Unscorable as error:
+                answer = ["unscorable", escape(f"This problem cannot be scored: {error}"), []]
+            send(trainer, answer)
+    except (EOFError, OSError):  # the trainer ended without a word (or the zygote did: then the trainer finds the folder gone)
+        zygote.close()
+        empty(folder)
+        os.rmdir(folder)
 
 
 class Died(BaseException):
@@ -315,34 +244,28 @@ class Plan(ast.NodeTransformer):
 
     def read_code(self, items: list, reference: ast.Module) -> None:
         """Rewrite the tests, and find which of their names mean the program's: the entry point, and what the reference
-        defines (without one: what nothing else defines); never len or abs, and never what the trusted context defines."""
+        defines (without one: what nothing else defines); never len or abs, and never what tests or context define."""
         def find(tree, kind):
             return [node for node in ast.walk(tree) if isinstance(node, kind)]
 
-        self.units, used, known = [], set(), {*dir(builtins), *sys.stdlib_module_names}
+        self.units, used = [], set()
         self.imports = [ast.unparse(node) for node in reference.body if isinstance(node, (ast.Import, ast.ImportFrom))]
-        self.names = {node.name for node in reference.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
+        self.names = {x.name for x in reference.body if isinstance(x, (ast.FunctionDef, ast.ClassDef))} | {self.entry} - {""}
         for text, *self.mark in items:
             tree, first = ast.parse(text), len(self.tests)
             if "redirect_stdout" in text or "sys.stdout" in text:
                 raise Unscorable("a test captures what the program prints")
             if re.search(r"^\s*(import|from) pytest\b", text, re.M):
                 import pytest  # noqa: F401  the real one, only for a problem that needs it
-            self.names |= {alias.name for node in find(tree, ast.ImportFrom) if node.module == "solution" for alias in node.names}
-            for node in find(tree, ast.Name):
-                (used if isinstance(node.ctx, ast.Load) else known).add(node.id)
-            known |= {getattr(node, field, None) for node in ast.walk(tree) for field in ("asname", "name", "arg")}
+            self.names |= {name.name for node in find(tree, ast.ImportFrom) if node.module == "solution" for name in node.names}
+            used |= {node.id for node in find(tree, ast.Name)}
             self.visit(tree)
             self.units.append((first, len(self.tests), compile(ast.fix_missing_locations(tree), "<test>", "exec")))
-        self.names = (self.names if reference.body else self.names | used - known) - {"*"} | ({self.entry} - {""})
-        self.before, context = self.context, find(ast.parse(self.context), ast.Name)
-        if {node.id for node in context} & (self.names - {self.entry}):
-            self.context = ""  # set-up code that needs the program's names runs in the judge only
         # A function that returns a value may not change its arguments for the tests, since it could empty them to agree with
         # sorted(xs); unless the reference takes from its argument, as a dequeue(queue) must.
-        self.takes = any(node.attr in ("pop", "popleft", "popitem") and ast.unparse(node.value) in [x.arg for x in line.args.args]
-                         for line in reference.body if isinstance(line, ast.FunctionDef) and line.name in used
-                         for node in find(line, ast.Attribute))
+        self.takes = any(node.attr in ("pop", "popleft", "popitem") and ast.unparse(node.value) in [x.arg for x in f.args.args]
+                         for f in reference.body if isinstance(f, ast.FunctionDef) and f.name in used
+                         for node in find(f, ast.Attribute))
         # Objects stay with the program; which operators may ask them, and whether attributes may, is the reference's say.
         classes = find(reference, ast.ClassDef)
         self.classes = [(node.name, [ast.unparse(base) for base in node.bases]) for node in classes]
@@ -350,6 +273,8 @@ class Plan(ast.NodeTransformer):
         if any(node.bases or node.decorator_list for node in classes):
             self.operators |= {f"__{name}__" for name in "len iter getitem contains str eq lt".split()}
         self.objects = bool(classes) if reference.body else any(name[:1].isupper() for name in self.names)
+        if not reference.body:
+            self.names |= used - {*dir(builtins), *sys.stdlib_module_names}
 
     def test(self, source: str, body: list) -> ast.With:
         manager = ast.parse(f"with __test__({len(self.tests)}) as __is__: pass").body[0]
@@ -422,14 +347,14 @@ class Run:
         graded = [bool(outcome[0]) for outcome, (_, graded, _) in zip(self.outcomes, self.plan.tests) if graded]
         shown = [outcome for outcome, (_, _, public) in zip(self.outcomes, self.plan.tests) if public] or self.outcomes
         words = {trouble[0], *(status for passed, status, _ in self.outcomes if passed is False)}
-        status = "passed" if all(graded) else next((w for w in ("timeout", "memory", "failed", "error") if w in words), "failed")
+        status = next((word for word in ("timeout", "memory", "failed", "error") if word in words), "failed")
         lines = [f"Test {number} failed: {line}" for number, (passed, _, line) in enumerate(shown, 1) if passed is False]
         if public_passed := all(passed for passed, *_ in shown):
             lines = ["All tests passed." if all(graded) else "The public tests pass, but hidden tests fail."]
         elif not lines:  # no test was reached
             lines = [trouble[1][0].upper() + trouble[1][1:]]
         text = "\n".join(map(escape, lines[:int(self.limits["max_failures"])]))
-        return [status, cut(text, int(self.limits["feedback_chars"])), graded, public_passed]
+        return ["passed" if all(graded) else status, cut(text, int(self.limits["feedback_chars"])), graded, public_passed]
 
     def functional(self) -> None:
         function = Remote(self, "entry:" + self.plan.entry, self.plan.entry)
@@ -462,7 +387,8 @@ class Run:
 
     def code_tests(self) -> None:
         cases: list = []
-        space = {"__name__": "test", "__test__": self.test, "__case__": lambda *place: lambda test: cases.append((*place, test)) or test}
+        case = lambda first, last: lambda test: cases.append((first, last, test)) or test
+        space = {"__name__": "test", "__test__": self.test, "__case__": case}
         for line in self.plan.imports:  # a test may use what the solution imports
             with contextlib.suppress(ImportError):  # a package for the solution alone; a test that needs it fails, and says so
                 exec(line, space)
@@ -473,8 +399,8 @@ class Run:
                     remotes[name] = type(name, (base,), {})
         sys.modules["solution"] = types.SimpleNamespace(**remotes)
         space |= remotes
-        exec(self.plan.before, space)
-        space |= {name: remote for name, remote in remotes.items() if name == self.plan.entry}
+        exec(self.plan.context, space)
+        space |= {name: remote for name, remote in remotes.items() if name == self.plan.entry}  # the context may define it, too
         for first, last, code in self.plan.units:
             with self.unit(first, last):
                 exec(code, space)
@@ -553,7 +479,7 @@ class Run:
         return cut(f"{self.last[0]}({', '.join(words)})", 300)
 
     def start(self, source: int = 0, sink: int = 1) -> None:
-        """A new candidate begins to define the program, with these files (else those of ours, /dev/null) as stdin and stdout."""
+        """A new candidate begins to define the program; source and sink are its stdin and stdout (else ours: /dev/null)."""
         self.stop()
         self.death = None
         signal.signal(signal.SIGALRM, lambda *_: self.die("timeout", "ran out of time"))
@@ -565,8 +491,8 @@ class Run:
                            [name for name, _ in self.plan.classes], self.plan.takes])
 
     def stop(self) -> list:
-        """End the candidate; [whether it ran out of time, its exit code]. If the zygote is gone this raises OSError or EOFError,
-        here and once more in result(), so that the judge ends, too; the trainer tries the program again with another."""
+        """End the candidate; [whether it ran out of time, its exit code]. If the zygote is gone this raises, here and once more
+        in result(), so that the judge ends, too; the trainer then tries the program again with another."""
         signal.setitimer(signal.ITIMER_REAL, 0)
         if not self.socket:
             return [False, 0]
@@ -673,8 +599,8 @@ def _operator(name: str) -> Any:
     return method
 
 
-OPERATORS = {f"__{name}__": _operator(name) for name in """eq lt le gt ge add sub mul truediv floordiv mod pow and or neg abs len
-        iter next str bool int float getitem setitem delitem contains""".split()}
+OPERATORS = {f"__{name}__": _operator(name) for name in """eq lt le gt ge add sub mul truediv floordiv mod pow and or neg abs
+        len iter next str bool int float getitem setitem delitem contains""".split()}
 
 
 def rebuild(classes: list, text: str, line: int) -> Exception:
@@ -720,46 +646,63 @@ def same_output(output: str, expected: str) -> bool:
     return False
 
 
-def judge_main(number: int, folder: str, isolation: str) -> None:
-    """Problem and program in, result out."""
-    trainer, fault = socket.socket(fileno=number), "not Linux" if sys.platform != "linux" else ""
-    fault = "MURPHY_ISOLATION is plain" if isolation == "plain" else fault
-    for isolated in (False,) if fault else (True, False):
-        zygote, theirs = socket.socketpair()
-        if not os.fork():  # still a clean interpreter: no test was ever here
-            trainer.close()
-            zygote.close()
-            zygote_main(theirs, folder, isolated)
-        theirs.close()
-        if not (failure := receive(zygote)):
-            break
-        fault = failure
-    prctl(4, 0)  # PR_SET_DUMPABLE: no process of the same user may look into our memory
-    plan = functools.lru_cache(200)(lambda problem: Plan(*unpack(json.loads(problem))))
-    send(trainer, fault and f"it can see your files, processes and network ({fault})")
-    resource.setrlimit(resource.RLIMIT_AS, (4 << 30, resource.getrlimit(resource.RLIMIT_AS)[1]))
+def zygote_main(control: socket.socket, folder: str, isolated: bool) -> None:
+    """Fork a candidate, watch its limits, end it when the judge says so, report how it ended, clean up; again."""
+    prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # an init without handlers cannot be signalled from inside
+    for name in PRELOADED.split():
+        __import__(name)
     try:
-        while True:
-            problem, code, limits = receive(trainer)
-            try:
-                answer = Run(plan(problem), code, limits, zygote).result()
-            except Unscorable as error:
-                answer = ["unscorable", escape(f"This problem cannot be scored: {error}"), []]
-            send(trainer, answer)
-    except (EOFError, OSError):  # the trainer ended without a word (or the zygote did: then the trainer finds the folder gone)
-        zygote.close()
+        folder, rules, size = enter_namespaces(folder) if isolated else folder, None, 0
+        if sys.platform == "linux":
+            rules, size = syscall_filter(), int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize() + (8 << 20)
+            prctl(38, 1)  # PR_SET_NO_NEW_PRIVS
+            prctl(4, 0)  # PR_SET_DUMPABLE
+    except (OSError, KeyError) as error:
+        send(control, str(error))
+        os._exit(1)
+    uid = 50_000 + os.getpid() % 10_000 if isolated and not os.getuid() else 0
+    send(control, "")
+    os.dup2(0, 2)  # until here stderr was the judge's
+    os.environ.update(HOME=folder, TMPDIR=folder)
+    sys.argv[:] = [""]
+    gc.collect()
+    gc.freeze()  # a candidate's collector does not touch, and so not copy, the pages that it shares with us
+    gc.disable()
+    while True:
         empty(folder)
-        os.rmdir(folder)
+        uid and os.chmod(folder, 0o777)
+        message, files, *_ = socket.recv_fds(control, 1 << 12, 3)
+        if not message:  # the judge has ended
+            os._exit(0)
+        limits = json.loads(message)
+        child = os.fork()
+        if not child:
+            control.close()
+            candidate(files, lambda: confine(folder, limits, uid, rules, size))
+        for file in files:
+            os.close(file)
+        used, tick = 0.0, 0.1
+        while not select.select([control], [], [], tick)[0]:
+            with contextlib.suppress(OSError):  # it has ended
+                used = time.clock_gettime(~child << 3 | 2)  # the CPU clock of a process
+                tick = max(0.005, min(0.1, limits["seconds"] - used))
+                if used > limits["seconds"]:
+                    os.kill(child, signal.SIGKILL)
+        receive(control)
+        for target in (child, -child):
+            with contextlib.suppress(OSError):
+                os.kill(target, signal.SIGKILL)
+        _, ending, usage = os.wait4(child, 0)
+        send(control, [max(used, usage.ru_utime + usage.ru_stime) > limits["seconds"], os.waitstatus_to_exitcode(ending)])
 
 
-ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8", "PYTHONHASHSEED": "0",
-               "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
-PRELOADED = "bisect cmath copy enum heapq itertools random string"  # what most programs import, and all that we import ourselves
+PRELOADED = "bisect cmath copy enum heapq itertools random string"  # what most programs import, beside ours
 DENIED = (  # system calls that a program has no use for: x86_64 and aarch64 numbers
-    # fork, vfork, ptrace, process_vm_readv/writev, pidfd_getfd, kill, tkill, tgkill, pidfd_send_signal, rt_sigqueueinfo,
-    (57, 435), (58, 435), (101, 117), (310, 270), (311, 271), (438, 438), (62, 129), (200, 130), (234, 131), (424, 424), (129, 138),
-    # rt_tgsigqueueinfo,
-    (297, 240),
+    # fork, vfork, ptrace, process_vm_readv/writev, pidfd_getfd
+    (57, 435), (58, 435), (101, 117), (310, 270), (311, 271), (438, 438),
+    # kill, tkill, tgkill, pidfd_send_signal, rt_sigqueueinfo, rt_tgsigqueueinfo
+    (62, 129), (200, 130), (234, 131), (424, 424), (129, 138), (297, 240),
     # connect, unshare, add_key, request_key, keyctl, bpf, perf_event_open, userfaultfd, io_uring_setup, memfd_create
     (42, 203), (272, 97), (248, 217), (249, 218), (250, 219), (321, 280), (298, 241), (323, 282), (425, 425), (319, 279),
     # shmget, semget, msgget, mq_open, setpriority, sched_setscheduler
@@ -833,7 +776,8 @@ def syscall_filter() -> Any:
             (41, 198): (EQUAL, socket.AF_UNIX),  # socket: a local one
             (302, 261): (EQUAL, 0), (203, 122): (EQUAL, 0)}  # prlimit64, sched_setaffinity: of itself
     for numbers, (test, value) in only.items():  # the first argument decides
-        code += [(EQUAL, 0, 4, numbers[column]), (LOAD, 0, 0, 16), (test, 1, 0, value), (RETURN, 0, 0, DENY), (RETURN, 0, 0, ALLOW)]
+        code += [(EQUAL, 0, 4, numbers[column]), (LOAD, 0, 0, 16), (test, 1, 0, value)]
+        code += [(RETURN, 0, 0, DENY), (RETURN, 0, 0, ALLOW)]
     code.append((RETURN, 0, 0, ALLOW))
     return ctypes.create_string_buffer(b"".join(struct.pack("<HBBI", *rule) for rule in code))
 
@@ -853,57 +797,6 @@ def empty(folder: str) -> None:
                 os.rmdir(path)
             else:
                 os.unlink(path)
-
-
-def zygote_main(control: socket.socket, folder: str, isolated: bool) -> None:
-    """Fork a candidate, watch its limits, end it when the judge says so, report how it ended, clean up; again."""
-    prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # an init without handlers cannot be signalled from inside
-    for name in PRELOADED.split():
-        __import__(name)
-    try:
-        folder, rules, size = enter_namespaces(folder) if isolated else folder, None, 0
-        if sys.platform == "linux":
-            rules, size = syscall_filter(), int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize() + (8 << 20)
-            prctl(38, 1)  # PR_SET_NO_NEW_PRIVS
-            prctl(4, 0)  # PR_SET_DUMPABLE
-    except (OSError, KeyError) as error:
-        send(control, str(error))
-        os._exit(1)
-    uid = 50_000 + os.getpid() % 10_000 if isolated and not os.getuid() else 0
-    send(control, "")
-    os.dup2(0, 2)  # until here stderr was the judge's
-    os.environ.update(HOME=folder, TMPDIR=folder)
-    sys.argv[:] = [""]
-    gc.collect()
-    gc.freeze()  # a candidate's collector does not touch, and so not copy, the pages that it shares with us
-    gc.disable()
-    while True:
-        empty(folder)
-        uid and os.chmod(folder, 0o777)
-        message, files, *_ = socket.recv_fds(control, 1 << 12, 3)
-        if not message:  # the judge has ended
-            os._exit(0)
-        limits = json.loads(message)
-        child = os.fork()
-        if not child:
-            control.close()
-            candidate(files, lambda: confine(folder, limits, uid, rules, size))
-        for file in files:
-            os.close(file)
-        used, tick = 0.0, 0.1
-        while not select.select([control], [], [], tick)[0]:
-            with contextlib.suppress(OSError):  # it has ended
-                used = time.clock_gettime(~child << 3 | 2)  # the CPU clock of a process
-                tick = max(0.005, min(0.1, limits["seconds"] - used))
-                if used > limits["seconds"]:
-                    os.kill(child, signal.SIGKILL)
-        receive(control)
-        for target in (child, -child):
-            with contextlib.suppress(OSError):
-                os.kill(target, signal.SIGKILL)
-        _, ending, usage = os.wait4(child, 0)
-        send(control, [max(used, usage.ru_utime + usage.ru_stime) > limits["seconds"], os.waitstatus_to_exitcode(ending)])
 
 
 def confine(folder: str, limits: dict, uid: int, rules: Any, size: int) -> None:
@@ -941,7 +834,8 @@ def candidate(files: list, confine: Any) -> None:
         space = module.__dict__
         try:
             confine()
-            exec(compile(context, "<context>", "exec"), space)
+            with contextlib.suppress(NameError):  # set-up code of the tests, which uses the program's names: only the judge's
+                exec(compile(context, "<context>", "exec"), space)
             exec(compile(code.removeprefix("\ufeff"), "<solution>", "exec"), space)
         except BaseException as fault:
             error = None if main and isinstance(fault, SystemExit) and fault.code in (None, 0) else fault
@@ -1013,11 +907,116 @@ def describe(error: BaseException) -> list:
     return [[f"{kind.__module__}.{kind.__name__}"[:100] for kind in type(error).__mro__[:20]], text, line or 0]
 
 
+def _size(x: Any) -> Any:
+    """Refuse numbers whose next operation could take for ever."""
+    if (x.bit_length() > 1 << 21 if type(x) is int else abs(x.stop - x.start) > 10**7 if type(x) is range else
+            x.is_finite() and abs(x.adjusted()) > 10**4):
+        raise ValueError(f"a {type(x).__name__} of absurd size")
+    return x
+
+
+TYPES = {kind.__name__: (kind, parts, make) for kind, parts, make in (  # the loops are Python's, so that a timer can end them
+    (tuple, list, tuple), (set, list, lambda v: {x for x in v}), (frozenset, list, lambda v: frozenset({x for x in v})),
+    (dict, lambda x: map(list, x.items()), lambda v: {key: x for key, x in v}), (collections.deque, list, collections.deque),
+    (int, lambda x: [hex(x)], lambda v: _size(int(v[0], 16))), (complex, lambda x: [x.real, x.imag], lambda v: complex(*v)),
+    (range, lambda x: [x.start, x.stop, x.step], lambda v: _size(range(*v))),
+    (decimal.Decimal, lambda x: [str(x)], lambda v: _size(decimal.Decimal(v[0]))),
+    (fractions.Fraction, lambda x: [x.numerator, x.denominator], lambda v: fractions.Fraction(*v)),
+    (datetime.timedelta, lambda x: [x.days, x.seconds, x.microseconds], lambda v: datetime.timedelta(*v)),
+    *((kind, lambda x: [x.decode("latin-1")], lambda v, kind=kind: kind(v[0].encode("latin-1")))
+      for kind in (bytes, bytearray)),
+    *((kind, lambda x: [x.isoformat()], lambda v, kind=kind: kind.fromisoformat(v[0]))
+      for kind in (datetime.datetime, datetime.date, datetime.time)))}
+
+
+def pack(x: Any, other: Any = None, depth: int = 0) -> Any:
+    """Plain data as JSON in which the builtin types stay apart; other(x, depth) packs what is no plain data.
+
+    Plain data is all that crosses between judge and candidate. Raises TypeError for the rest, ValueError for absurd sizes.
+
+    >>> pack([1, (2.5, None), {3: b"a"}])
+    [1, {'tuple': [2.5, None]}, {'dict': [[3, {'bytes': ['a']}]]}]
+    """
+    kind = type(x)
+    if kind in (str, bool, float, type(None)) or kind is int and -2**63 < x < 2**63:
+        return x
+    if depth > 100:
+        raise ValueError("data nested more than 100 deep cannot cross")
+    if kind is list:
+        return [pack(value, other, depth + 1) for value in x]
+    if TYPES.get(kind.__name__, [None])[0] is kind:
+        return {kind.__name__: [pack(part, other, depth + 1) for part in TYPES[kind.__name__][1](x)]}
+    if other:
+        return other(x, depth)
+    raise TypeError(f"a value of type {kind.__name__} is no plain data")
+
+
+def unpack(x: Any, other: Any = None) -> Any:
+    """The inverse of pack; other(tag, parts) makes what is no plain data. x may come from a hostile program."""
+    if type(x) is list:
+        return [unpack(value, other) for value in x]
+    if type(x) is not dict:
+        return x
+    (tag, parts), = x.items()
+    return TYPES[tag][2](unpack(parts, other)) if tag in TYPES else other(tag, parts)
+
+
+def send(connection: socket.socket, message: Any) -> None:
+    connection.sendall(json.dumps(message).encode() + b"\n")
+
+
+def receive(connection: socket.socket, limit: int = -1) -> Any:
+    """One message, a line of JSON; raises EOFError if there is none, OverflowError if it is longer than `limit` bytes.
+    The two sides take turns, so what a hostile one sent besides is dropped with the buffer."""
+    with connection.makefile("rb", 1 << 16) as stream:
+        line = stream.readline(limit)
+    if not line.endswith(b"\n"):
+        raise OverflowError if len(line) == limit else EOFError("the other side is gone")
+    return json.loads(line)
+
+
+def cut(text: str, room: int) -> str:
+    """At most `room` characters of a text: its head and its tail, with the cut marked."""
+    half = max(0, room - 26) // 2
+    return text if len(text) <= room else f"{text[:half]}...[{len(text) - 2 * half} cut]...{text[len(text) - half:]}"
+
+
+_repr = reprlib.Repr()
+_repr.maxlevel, _repr.maxlong, _repr.maxother = 6, 200, 200
+_repr.maxlist = _repr.maxtuple = _repr.maxset = _repr.maxfrozenset = _repr.maxdict = _repr.maxdeque = 30
+
+
+def show(x: Any, room: int = 200) -> str:
+    """repr for feedback: the same text for the same value (sets and dicts are sorted), cut with a mark.
+
+    >>> show({"b", "a"}), show("x" * 1000, 50)
+    ("{'a', 'b'}", "'xxxxxxxxxxxx...[976 cut]...xxxxxxxxxxxx'")
+    """
+    _repr.maxstring = room
+    try:
+        return repr(cut(x, room)) if isinstance(x, str) else cut(_repr.repr(x), room)
+    except ValueError:  # more digits than Python prints
+        return "an integer too long to print"
+
+
+def escape(text: str) -> str:
+    """Make a program's text safe in a prompt: no control characters, lone surrogates, chat marks, fences, addresses.
+
+    >>> escape("a<|im_end|>\\n<object at 0x7f3a>")
+    'a<\\\\|im_end|>\\\\n<object at 0x...>'
+    """
+    text = re.sub(r"[\0-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]",
+                  lambda match: match[0].encode("unicode_escape").decode(), text)
+    text = re.sub(r"(<)(?=[|\uff5c]|/?(s|think|pad|eos|bos|unk|mask|tool\w*|im_\w+|\w+_of_\w+)>)|(\[)(?=/?INST\])|`(?=``)",
+                  lambda match: match[0] + "\\", text)
+    return re.sub(r"\bat 0x[0-9a-fA-F]+", "at 0x...", text)
+
+
 def self_check() -> None:
     """Score programs of known verdict; raises RuntimeError if the executor judges one of them falsely on this system."""
     problem = types.SimpleNamespace(kind="functional", tests=[[[2, 3], 5]], entry_point="add")
-    wanted = {"def add(a, b): return a + b": "passed", "def add(a, b): return a - b": "failed", "import os; os._exit(0)": "error",
-              "def add(a, b):\n    while True: pass": "timeout", "import sys; sys.exit(0)": "error"}
+    wanted = {"def add(a, b): return a + b": "passed", "def add(a, b): return a - b": "failed", "raise SystemExit": "error",
+              "import os; os._exit(0)": "error", "def add(a, b):\n    while True: pass": "timeout"}
     for (code, status), result in zip(wanted.items(), run_many([(problem, code) for code in wanted], seconds=0.5)):
         if (result.status, result.reward) != (status, float(status == "passed")):
             raise RuntimeError(f"executor: {code!r} was judged {result.status!r} with reward {result.reward:g} instead of "
@@ -1047,7 +1046,8 @@ def check(path: str) -> None:
     results = run_many([(problem, getattr(problem, "reference", None)) for problem in problems])
     for problem, result in zip(problems, results):
         if result.reward < 1:
-            print(f"{getattr(problem, 'id', '?')}: {result.status}, {result.passed} of {result.total}: {escape(result.feedback)}")
+            name = getattr(problem, "id", "?")
+            print(f"{name}: {result.status}, {result.passed} of {result.total}: {escape(result.feedback)}")
     print(f"{sum(r.reward == 1 for r in results)} of {len(problems)} reference solutions pass all their tests")
 
 
