@@ -22,7 +22,6 @@ import shlex
 import shutil
 import signal
 import sys
-import time
 import warnings
 import zlib
 from collections.abc import Callable
@@ -42,7 +41,7 @@ from transformers.utils import logging as transformers_logging
 
 import executor
 import toy
-from evaluate import attempts, distinct, gather, join, option, summarise, table, write
+from evaluate import attempts, distinct, gather, join, option, summarise, table, timed, write
 from grpo import grpo_loss, mean_stats, micro_batches, rows_logprobs, why_padded
 from problems import load_problems
 from propagate import group_advantages, inter_prune, intra_prune, propagate
@@ -604,16 +603,6 @@ def sum_gradients(model: Any) -> None:
         if p.requires_grad:
             p.grad = torch.zeros_like(p) if p.grad is None else p.grad
             dist.all_reduce(p.grad)
-
-
-def timed(seconds: dict[str, float], name: str, function: Callable) -> Callable:
-    """`function`, its time added to seconds[name]."""
-    def wrapped(*args: Any) -> Any:
-        start = time.perf_counter()
-        answer = function(*args)
-        seconds[name] += time.perf_counter() - start
-        return answer
-    return wrapped
 
 
 def helped(tree: Node) -> bool:
