@@ -32,7 +32,7 @@ from murphy import Config, choose, update  # noqa: E402
 from problems import Problem  # noqa: E402
 from tree import Node, build_trees, encode, first_messages, groups, load_model, make_sampler, refinement_messages  # noqa: E402
 
-SHORTEST, LONGEST, PROMPT = 20, 300, 600  # tokens
+SHORTEST, PROMPT = 20, 600  # tokens
 
 
 def compare_updates(arguments: argparse.Namespace) -> None:
@@ -81,8 +81,8 @@ def one_sampling(arguments: argparse.Namespace, way: str) -> dict:
     lengths = draw_lengths(arguments, arguments.prompts * arguments.group)
     prompts = [refinement(tokenizer, words, seed) for seed in range(arguments.prompts)]
     plan = Lengths(model, tokenizer, words, lengths)
-    sample = make_sampler(model, tokenizer, max_new_tokens=LONGEST)
-    how = GenerationConfig(max_new_tokens=LONGEST, do_sample=True, top_k=0, eos_token_id=plan.end, pad_token_id=plan.end)
+    sample = make_sampler(model, tokenizer, max_new_tokens=arguments.longest)
+    how = GenerationConfig(max_new_tokens=arguments.longest, do_sample=True, top_k=0, eos_token_id=plan.end, pad_token_id=plan.end)
 
     def ours():
         return sum(len(c.completion_ids) for group in sample(prompts, arguments.group) for c in group)
@@ -103,7 +103,7 @@ def one_sampling(arguments: argparse.Namespace, way: str) -> dict:
 
 
 def compare_steps(arguments: argparse.Namespace) -> None:
-    """One tree with two turns, two of whose eight first attempts fail; TRL gets the prompts of its three groups in a flat list."""
+    """One tree of two turns, G = 8; TRL gets the prompts from which its groups were sampled, as a flat list."""
     try:
         import trl  # noqa: F401
     except ImportError:
@@ -118,21 +118,21 @@ def compare_steps(arguments: argparse.Namespace) -> None:
 
 def our_step(arguments: argparse.Namespace) -> tuple[dict, list]:
     """build_trees, choose and update as murphy.py calls them. The real executor judges programs that are scripted, behind
-    the sampled text: two of the first attempts fail, no refinement passes all tests, and every group has spread."""
+    the sampled text: some of the first attempts fail, no refinement passes all tests, and every group has spread."""
     model, tokenizer, words = load(arguments)
-    lengths = draw_lengths(arguments, 3 * 8)
+    lengths = draw_lengths(arguments, 8 * (1 + arguments.failures))
     Lengths(model, tokenizer, words, lengths)
-    config = Config(turns=2, group_size=8, minibatches=1, max_new_tokens=LONGEST, micro_tokens=arguments.micro_tokens)
+    config = Config(turns=2, group_size=8, minibatches=1, max_new_tokens=arguments.longest, micro_tokens=arguments.micro_tokens)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, weight_decay=0.0)
     statement = tokenizer.decode(random.Random(arguments.seed).choices(words, k=PROMPT // 2))
     problem = Problem("square", statement, [[[n], n * n] for n in range(8)], [], "f", "functional")
-    plain, sampling = make_sampler(model, tokenizer, max_new_tokens=LONGEST), []
+    plain, sampling = make_sampler(model, tokenizer, max_new_tokens=arguments.longest), []
 
     def sample(prompts, n):
         answers, spent = timed(lambda: plain(prompts, n))
         sampling.append(spent["cpu_seconds"])
         for i, completion in ((i, completion) for group in answers for i, completion in enumerate(group)):
-            right = i if i < 2 or len(prompts[0]) > 1 else 8  # tests that it passes
+            right = i if i < arguments.failures or len(prompts[0]) > 1 else 8  # tests that it passes
             completion.text += f"\n```python\ndef f(x):\n    return x * x if x < {right} else -{i + 1}\n```"
         return answers
 
@@ -144,8 +144,8 @@ def our_step(arguments: argparse.Namespace) -> tuple[dict, list]:
     executor.run_many([(problem, "def f(x): return x")])  # the judges are there before the first step of a run, too
     (tree, stats, sampling_cpu), seconds = timed(step, arguments.rounds)
     made = sorted(groups(tree), key=lambda group: len(group[0].prompt_ids))
-    assert [len(group) for group in made] == [8, 8, 8] and stats["tokens"] == sum(lengths), "another tree than was planned"
-    return dict(model=name(arguments), way="murphy", rows=24, prompt_tokens=sum(len(group[0].prompt_ids) for group in made),
+    assert len(made) == 1 + arguments.failures and stats["tokens"] == sum(lengths), "another tree than was planned"
+    return dict(model=name(arguments), way="murphy", rows=len(lengths), prompt_tokens=sum(len(group[0].prompt_ids) for group in made),
                 tokens=sum(lengths), **seconds, sampling_cpu=sampling_cpu), [group[0].prompt for group in made]
 
 
@@ -174,8 +174,8 @@ def trl_step(arguments: argparse.Namespace, prompts: list) -> dict:
     batch = arguments.trl_batch  # gradient checkpointing, its default, is off: it would cost it a third more
     settings = GRPOConfig(
         output_dir="unused", max_steps=arguments.rounds, learning_rate=1e-6, per_device_train_batch_size=batch, num_generations=8,
-        gradient_accumulation_steps=len(lengths) // batch, max_completion_length=LONGEST, gradient_checkpointing=False, bf16=False,
-        use_cpu=True, shuffle_dataset=False, save_strategy="no", report_to="none", disable_tqdm=True, loss_type="grpo")
+        gradient_accumulation_steps=len(lengths) // batch, max_completion_length=arguments.longest, gradient_checkpointing=False,
+        bf16=False, use_cpu=True, shuffle_dataset=False, save_strategy="no", report_to="none", disable_tqdm=True, loss_type="grpo")
     trainer = GRPOTrainer(model, [reward], args=settings, train_dataset=Dataset.from_dict({"prompt": prompts}),
                           processing_class=tokenizer, callbacks=[Clock()])
     trainer.train()
@@ -199,9 +199,9 @@ def one_group(arguments: argparse.Namespace, size: int) -> dict:
     model, tokenizer, words = load(arguments)
     lengths = draw_lengths(arguments, size)
     Lengths(model, tokenizer, words, lengths)
-    config = Config(minibatches=1, max_new_tokens=LONGEST, micro_tokens=arguments.micro_tokens)
+    config = Config(minibatches=1, max_new_tokens=arguments.longest, micro_tokens=arguments.micro_tokens)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, weight_decay=0.0)
-    sample = make_sampler(model, tokenizer, max_new_tokens=LONGEST)
+    sample = make_sampler(model, tokenizer, max_new_tokens=arguments.longest)
     (group,), sampling = timed(lambda: sample([refinement(tokenizer, words, 0)], size), arguments.rounds)
     kept = [Node(1, prompt_ids=c.prompt_ids, completion_ids=c.completion_ids, advantage=(-1.0) ** i) for i, c in enumerate(group)]
     _, updating = timed(lambda: update(model, optimizer, kept, config), arguments.rounds)
@@ -237,8 +237,10 @@ class Lengths:
 
 
 def draw_lengths(arguments: argparse.Namespace, count: int) -> list:
-    rng = random.Random(arguments.seed)
-    return [rng.randint(SHORTEST, LONGEST) for _ in range(count)]
+    """Random lengths from 20 to 300, one of each of `count` equal parts of that range, in random order: a few of them are
+    already as many tokens as they will be on average."""
+    rng, width = random.Random(arguments.seed), (arguments.longest + 1 - SHORTEST) / count
+    return [int(SHORTEST + (part + rng.random()) * width) for part in rng.sample(range(count), count)]
 
 
 def load(arguments: argparse.Namespace) -> tuple:
@@ -311,8 +313,10 @@ if __name__ == "__main__":
         command.add_argument("--seed", type=int, default=0)
         command.add_argument("--rounds", type=int, default=1, help="of which the fastest counts")
         command.add_argument("--group", type=int, default=8, help="completions of a prompt (update, sampling)")
+        command.add_argument("--longest", type=int, default=300, help="tokens of a completion")
         command.add_argument("--prompts", type=int, default=1, help="prompts in a batch (sampling)")
         command.add_argument("--micro-tokens", type=int, default=2048, help="as of murphy.py (step, groups)")
+        command.add_argument("--failures", type=int, default=2, help="first attempts that fail, of eight (step)")
         command.add_argument("--trl-batch", type=int, default=1, help="TRL's rows of a forward and backward (step)")
         command.add_argument("--sizes", type=int, nargs="+", default=[8, 16, 32, 64], help="completions a group (groups)")
         command.set_defaults(function=function)
