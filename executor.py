@@ -78,11 +78,13 @@ def run_many(jobs: list, workers: int | None = None, **limits) -> list[Result]:
     pairs = [(*texts[id(problem)], code if (code or "").strip() else "") for problem, code in jobs]
     from concurrent.futures import ThreadPoolExecutor  # here, so that the zygote stays small
     pool = ThreadPoolExecutor(workers or (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()))
+    _pools.add(pool)
     try:
         unique = list(dict.fromkeys(pairs))
         results = dict(zip(unique, pool.map(functools.partial(_score, LIMITS | limits), unique)))
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
+        _pools.discard(pool)
     return [dataclasses.replace(results[pair], tests=list(results[pair].tests)) for pair in pairs]
 
 
@@ -109,6 +111,7 @@ def _score(limits: dict, pair: tuple) -> Result:
         except IndexError:
             worker = Worker()
         worker.socket.settimeout(20 + 2 * wall(limits) * max(1, count))
+        _busy.add(worker)
         try:
             send(worker.socket, [text, code, limits])
             answer = verdict(*receive(worker.socket))
@@ -118,10 +121,16 @@ def _score(limits: dict, pair: tuple) -> Result:
             worker.close()
             if isinstance(error, TimeoutError):
                 return verdict("timeout", "The program ran out of time.", failed)
+            if worker.unwanted:
+                break
+        finally:
+            _busy.discard(worker)
     return verdict("error", "The program ended its judge.", failed)
 
 
 _idle: list = []  # workers that wait for a job
+_busy: set = set()  # workers that have one
+_pools: set = set()  # of the calls of run_many that go on
 os.register_at_fork(after_in_child=_idle.clear)  # they are the parent's
 
 
@@ -136,7 +145,7 @@ class Worker:
         self.folder, (self.socket, theirs) = tempfile.mkdtemp(prefix="murphy-"), socket.socketpair()
         command = [PYTHON, "-s", "-P", "-W", "ignore", os.path.abspath(__file__), "--judge", str(theirs.fileno()), self.folder,
                    os.environ.get("MURPHY_ISOLATION", "")]
-        self.process = None
+        self.process, self.unwanted = None, False
         try:  # a new process, never a fork: with torch loaded a fork is slow, and its memory could be read
             with theirs:
                 self.process = subprocess.Popen(
@@ -149,10 +158,14 @@ class Worker:
         if lacking:  # warnings shows each text once
             warnings.warn(f"executor: a program is less confined on this system: {lacking}", stacklevel=3)
 
-    def close(self) -> str:
-        """End the judge and, with it, its zygote and candidate; its last words."""
-        if self.process and self.process.poll() is None:  # before its socket closes, at which it would clean up by itself
+    def kill(self) -> None:
+        """End the judge and, with it, its zygote and candidate."""
+        if self.process and self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
+
+    def close(self) -> str:
+        """End all of it and clean up; the judge's last words."""
+        self.kill()  # before its socket closes, at which it would clean up by itself
         self.socket.close()
         words = self.process.communicate()[1].decode("utf-8", "replace")[-2000:].strip() if self.process else ""
         empty(self.folder)
@@ -162,7 +175,12 @@ class Worker:
 
 @atexit.register
 def close() -> None:
-    """End all workers; the next call starts new ones."""
+    """End all workers, and calls of run_many that go on in other threads; the next call starts new ones."""
+    for pool in list(_pools):
+        pool.shutdown(wait=False, cancel_futures=True)
+    for worker in list(_busy):
+        worker.unwanted = True
+        worker.kill()  # the thread that waits for it cleans up
     while _idle:
         _idle.pop().close()
 

@@ -281,7 +281,10 @@ def train(config: Config) -> Path:
     folder, lock = output_folder(config) if rank == 0 else ("", open(os.devnull))
     folder = Path(gather(str(folder))[0])
     with lock:
-        run(config, folder, device, rank, ranks)
+        try:
+            run(config, folder, device, rank, ranks)
+        finally:
+            executor.close()  # programs may be running beside a step that was left
     return folder
 
 
@@ -569,7 +572,7 @@ class Signals(list):
     def receive(self, number: int, _: Any) -> None:
         self.append(number)
         if len(self) > 1:
-            raise SystemExit(128 + number)  # on its way out it passes the executor, which kills its workers
+            raise SystemExit(128 + number)  # on its way out it passes `train`, which ends the executor's workers
         os.write(2, b"\nstopping: the checkpoint is written first (once more: at once)\n")  # a print must not be entered twice
         if self.abandoning:
             raise KeyboardInterrupt

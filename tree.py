@@ -5,6 +5,7 @@
 
 In: problems, and two plain callables, so that a scripted policy, your own engine and HF `generate` all plug in:
     sample(prompts, n)  -> for each prompt a list of n `Completion`s, or None where it does not fit the context
+                           (a third argument, with `overlap`: see `build_trees`)
     execute(jobs)       -> for each (problem, code) a result with .reward, .status, .feedback, .public_passed
 Out: trees of `Node`s. A tree is its root node (turn 0, nothing sampled); a group is the children of one node.
 Token ids are the truth: `prompt_ids` and `completion_ids` are what was sampled, and text is never tokenised again.
@@ -23,6 +24,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,6 +34,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, 
 from transformers.cache_utils import DynamicLayer
 
 Messages = list[dict[str, str]]
+warnings.filterwarnings("ignore", "`past_key_values` is deprecated", FutureWarning)  # `cache` in transformers 6; all of 5 take this
 
 
 @dataclass
@@ -76,8 +79,8 @@ def build_trees(
 
     One `sample` call and one `execute` call per turn for all open nodes of all problems, equal jobs left out. A node for
     which `stop` holds (solved, unless told otherwise) is never expanded; G + G^2 + ... + G^S nodes where nothing is
-    solved. With `overlap` a program is run while others of its turn are still sampled: `sample(prompts, n, ended)` then
-    calls ended([(prompt's number, completion), ...]) now and then. The trees are the same.
+    solved. With `overlap`, `sample(prompts, n, ended)` calls ended([(prompt's number, completion), ...]) now and then, and
+    those programs are run at once, in another thread, while the others are sampled. The trees are the same.
     Raises ValueError if `sample` or `execute` breaks its contract or a problem cannot be scored.
     """
     if turns < 1 or group_size < 1:
@@ -126,12 +129,15 @@ class Judge:
         return self
 
     def __exit__(self, *_: Any) -> None:
-        self.thread.shutdown(wait=False, cancel_futures=True)  # a run that is interrupted does not wait
+        self.thread.shutdown(wait=False, cancel_futures=True)  # what runs already is its caller's to end (executor.close)
 
     def start(self, programs: list[tuple[Node, str]], beside: bool = False) -> None:
         """Run what is new of these (root, program), now or beside what comes next."""
         jobs = {(id(root), code): (root.problem, code) for root, code in programs if (id(root), code) not in self.found}
         if jobs:
+            for results, _ in self.found.values():
+                if results.done():
+                    results.result()  # raises now what an earlier part raised: nothing more need be sampled
             results = (self.thread.submit if beside else at_once)(self.run, list(jobs.values()))
             self.found.update((job, (results, place)) for place, job in enumerate(jobs))
 
@@ -330,66 +336,69 @@ def make_sampler(
     """A `sample` for `build_trees` on HF `generate`; temperature 0 is greedy (n equal answers are then sampled once).
 
     Rows are batched by length, left-padded, rows * (prompt + max_new_tokens) <= token_budget a batch (None: what the
-    memory holds, `fitting_tokens`; a batch that does not fit after all is halved, counted and said). Each distinct prompt
-    is read once, and every `slice_tokens` tokens the rows that have ended leave the batch: no token differs for it. A
-    prompt that would not fit the model's context with its answer gives None. Ids are kept as sampled, the end token included.
+    memory holds, `fitting_tokens`; a batch that a CUDA device has no room for is halved, counted and said). Each distinct
+    prompt is read once, and every `slice_tokens` tokens the rows that have ended leave the batch, which changes the tokens
+    of no other. How rows are batched does: the same seed gives the same tokens for the same batches only. A prompt that would not
+    fit the model's context with its answer gives None. Ids are kept as sampled, the end token included.
     """
     device = next(model.parameters()).device
-    ends = model.generation_config.eos_token_id
+    plain = model.get_base_model() if hasattr(model, "get_base_model") else model  # LoRA's wrapper generates by its base's settings
+    ends = plain.generation_config.eos_token_id
     ends = {tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])} - {None}
+    stops = torch.tensor(sorted(ends), device=device)
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else min(ends)
-    context = getattr(model.config, "max_position_embeddings", None) or float("inf")
-    # A checkpoint's own defaults (top_k, repetition_penalty, ...) fill every field that a call leaves unset, and the
-    # log-probabilities of training know nothing of them: so for the call the model has no defaults at all.
-    common = {"eos_token_id": sorted(ends), "pad_token_id": pad}
-    settings = {"do_sample": False, "repetition_penalty": 1.0, **common}
+    context = getattr(model.config.get_text_config(), "max_position_embeddings", None) or float("inf")
     warpers = [TemperatureLogitsWarper(temperature)] if temperature > 0 else []
     warpers += [TopPLogitsWarper(top_p)] if temperature > 0 and top_p < 1 else []
-    halved = 0  # times that the memory was too small
+    most, halved = float("inf"), 0  # tokens of a batch that the memory was found to hold, and how often it was too small
+    sliceable = True  # until the cache turns out to be no plain one: sliding windows, recurrent states
 
     @torch.no_grad()
-    def generate(prompts: list[list[int]], draws: list[int], ended: Callable[[dict[int, list[int]]], None]) -> None:
-        """draws[j] completions of each prompt j, prompt after prompt: row -> ids, told as rows end."""
+    def generate(prompts: list[list[int]], draws: list[int], tell: Callable[[dict[int, list[int]]], None]) -> None:
+        """draws[j] completions of each prompt j, prompt after prompt; calls tell({row: ids}) of those that have ended."""
+        nonlocal sliceable
         width = max(map(len, prompts))
         ids = torch.tensor([[pad] * (width - len(p)) + p for p in prompts], device=device)
         mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=device)
-        row = torch.arange(len(prompts), device=device).repeat_interleave(torch.tensor(draws, device=device))
-        cache = None
-        if width > 1:  # a shared prompt is read once: its cache is repeated
+        row, cache = torch.arange(len(prompts), device=device).repeat_interleave(torch.tensor(draws, device=device)), None
+        if width > 1 and sliceable:  # a shared prompt is read once: its cache is repeated
             position = (mask.cumsum(1) - 1).clamp(min=0)
-            cache = model(input_ids=ids[:, :-1], attention_mask=mask[:, :-1], position_ids=position[:, :-1],
-                          use_cache=True, logits_to_keep=1).past_key_values
-            if not all(type(layer) is DynamicLayer for layer in cache.layers):  # sliding windows, recurrent states
-                cache = None
+            cache = getattr(model(input_ids=ids[:, :-1], attention_mask=mask[:, :-1], position_ids=position[:, :-1],
+                                  use_cache=True, logits_to_keep=1), "past_key_values", None)
+            sliceable = all(type(layer) is DynamicLayer for layer in getattr(cache, "layers", [None]))
+            cache = cache if sliceable else None
         if cache:
             cache.batch_select_indices(row)
-        ids, mask, rows, stops = ids[row], mask[row], torch.arange(len(row), device=device), torch.tensor(sorted(ends), device=device)
+        ids, mask, rows = ids[row], mask[row], torch.arange(len(row), device=device)
 
         def draw(_: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
             """The largest of p / q, q ~ Exp(1), is a sample of p: torch.multinomial's way, with the noise of rows that
             have left drawn all the same, so that no other row can tell."""
-            noise = logits.new_empty(len(row), logits.shape[1]).exponential_()[rows]
-            return logits.softmax(-1) / noise
+            p = logits.softmax(-1)
+            if p.isnan().any():
+                raise FloatingPointError("the model's logits are not finite: nothing can be sampled from it")
+            return p / p.new_empty(len(row), p.shape[1]).exponential_()[rows]
 
         while len(rows):
             size = min(slice_tokens, width + max_new_tokens - ids.shape[1]) if cache else max_new_tokens
             ids = model.generate(
                 input_ids=ids, attention_mask=mask, past_key_values=cache, logits_processor=[*warpers, draw] if warpers else [],
-                generation_config=GenerationConfig(max_new_tokens=size, **settings))
+                generation_config=GenerationConfig(max_new_tokens=size, do_sample=False, eos_token_id=sorted(ends), pad_token_id=pad))
             mask = pad_right(mask, (0, ids.shape[1] - mask.shape[1]), value=1)
             over = torch.isin(ids[:, width:], stops).any(1) | (ids.shape[1] == width + max_new_tokens)
-            ended(dict(zip(rows[over].tolist(), ids[over, width:].tolist())))
+            tell(dict(zip(rows[over].tolist(), ids[over, width:].tolist())))
             rows, ids, mask = rows[~over], ids[~over], mask[~over]
             if len(rows):
                 cache.batch_select_indices(~over)
 
     def sample(prompts: list[Messages], n: int, ended: Callable | None = None) -> list[list[Completion] | None]:
-        nonlocal halved
+        nonlocal most, halved
         encoded = [tuple(encode(tokenizer, messages, enable_thinking)) for messages in prompts]
         draws = n if temperature > 0 else 1
         answers: list[list[Any] | None] = [[None] * draws if len(ids) + max_new_tokens <= context else None for ids in encoded]
         rows = [(i, j) for i, answer in enumerate(answers) if answer for j in range(draws)]
         rows.sort(key=lambda row: (len(encoded[row[0]]), encoded[row[0]]))  # similar lengths together, equal prompts side by side
+        tokens = lambda row: len(encoded[row[0]]) + max_new_tokens
 
         def tell(told: dict[int, list[int]]) -> None:
             for number, ids in told.items():
@@ -398,50 +407,54 @@ def make_sampler(
                 text = tokenizer.decode(ids, skip_special_tokens=True)
                 answers[i][j] = Completion(text, list(encoded[i]), ids, truncated=ids[-1] not in ends)
             if ended and told:
-                ended([(batch[number][0], answers[batch[number][0]][batch[number][1]]) for number in told])
+                ended([(i, answers[i][j]) for i, j in map(batch.__getitem__, told)])
 
-        training, defaults = model.training, model.generation_config
+        training, defaults = model.training, plain.generation_config
         model.eval()  # dropout would make the sampled distribution another than the trained one
-        model.generation_config = GenerationConfig(**common)
+        # A checkpoint's own defaults (top_k, repetition_penalty, ...) fill every field that a call leaves unset, and the
+        # log-probabilities of training know nothing of them: so for the call the model has no defaults at all.
+        plain.generation_config = GenerationConfig(eos_token_id=sorted(ends), pad_token_id=pad)
         try:
             while rows:
-                size, budget = 1, (token_budget or fitting_tokens(model, max_new_tokens)) >> halved
-                while size < len(rows) and (size + 1) * (len(encoded[rows[size][0]]) + max_new_tokens) <= budget:
-                    size += 1
-                batch = rows[:size]
-                count = Counter(encoded[i] for i, _ in batch)  # in the order of the batch
-                try:
-                    with autocast(device), warnings.catch_warnings():
-                        warnings.simplefilter("ignore", FutureWarning)  # transformers 6 calls past_key_values `cache`; all of 5 take this
+                with autocast(device):
+                    size, budget = 1, min(most, token_budget or fitting_tokens(model, max_new_tokens))
+                    while size < len(rows) and (size + 1) * tokens(rows[size]) <= budget:
+                        size += 1
+                    batch = rows[:size]
+                    count = Counter(encoded[i] for i, _ in batch)  # in the order of the batch
+                    try:
                         generate(list(map(list, count)), list(count.values()), tell)
-                except torch.OutOfMemoryError:
-                    if size == 1:
-                        raise
-                    halved += 1  # all of the batch is sampled again: to keep the rows that had ended would favour short ones
-                    warnings.warn(f"out of memory while sampling {size} completions of up to {max_new_tokens} tokens: from here on "
-                                  f"batches hold at most {budget // 2} tokens (halved {halved} times so far)")
-                else:
-                    rows = rows[size:]
+                    except torch.OutOfMemoryError:
+                        if size == 1:
+                            raise
+                        most, halved = size * tokens(batch[-1]) // 2, halved + 1
+                        warnings.warn(f"out of memory while sampling {size} completions of up to {max_new_tokens} tokens: from here "
+                                      f"on a batch holds at most {most} tokens, prompts included (halved {halved} times so far)")
+                        continue  # all of the batch anew: to keep the rows that had ended would favour short ones
+                rows = rows[size:]
         finally:
-            model.generation_config = defaults
+            plain.generation_config = defaults
             model.train(training)
         return [a if a is None or draws == n else a * n for a in answers]
 
     return sample
 
 
+@torch.no_grad()
 def fitting_tokens(model: torch.nn.Module, max_new_tokens: int) -> int:
-    """Tokens of one batch whose keys, values and logits fill half of the memory that is free (ours): a CUDA device's; of
-    other machines half of all there is, the same at each call, so that a run repeats itself bit for bit."""
-    device, config = next(model.parameters()).device, model.config.get_text_config()
+    """Tokens of one batch whose cache and logits fill half of the memory at hand (ours): of a CUDA device what is free, of
+    other machines a rank's share of half of all there is, the same at each call, so that a run repeats itself bit for bit."""
+    device, probe = next(model.parameters()).device, 8
+    cache = getattr(model(torch.zeros(1, probe, dtype=torch.long, device=device), use_cache=True), "past_key_values", None)
+    kept = [value for layer in getattr(cache, "layers", []) for value in vars(layer).values() if isinstance(value, torch.Tensor)]
+    cached = sum(value.nbytes for value in kept) / probe  # measured: layers may share, and autocast keeps some in float32
+    logits = 6 * 4 * model.config.get_text_config().vocab_size / (max_new_tokens + 1)  # six float32 copies; a row has so many tokens
     if device.type == "cuda":  # what the allocator holds and nobody uses is free as well
         free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     else:
-        free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    width = heads * (getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
-    cached = 2 * config.num_hidden_layers * width * (2 if device.type == "cuda" else 4)
-    logits = 4 * 4 * config.vocab_size / (max_new_tokens + 1)  # of a row, which has at least so many tokens
+        limits = [int(text) for path in ("memory.max", "memory/memory.limit_in_bytes")  # a container's
+                  if (file := Path("/sys/fs/cgroup") / path).exists() and (text := file.read_text().strip()) != "max"]
+        free = min([os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), *limits]) // 2 // int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     return int(free / 2 / (cached + logits))
 
 

@@ -13,6 +13,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -522,3 +523,24 @@ def test_types_stay_apart():
     for hostile in ({"int": ["0x" + "f" * 10**6]}, {"Decimal": ["1E+99999"]}, {"range": [0, 10**12, 1]}):
         with pytest.raises(ValueError):
             unpack(hostile)
+
+
+def test_close_ends_what_goes_on_in_other_threads_and_the_next_call_works():
+    problem = SimpleNamespace(kind="functional", tests=[[[1], 1]], entry_point="f")
+    codes = [f"def f(x):\n    while True: {n}" for n in range(40)]
+    caught = []
+
+    def work():
+        try:
+            executor.run_many([(problem, code) for code in codes], workers=2, seconds=30)
+        except BaseException as error:
+            caught.append(error)
+    thread = threading.Thread(target=work)
+    thread.start()
+    while len(executor._busy) < 2:
+        time.sleep(0.01)
+    executor.close()
+    thread.join(120)  # alone they would take ten minutes
+    assert not thread.is_alive() and isinstance(caught[0], concurrent.futures.CancelledError)
+    assert not executor._busy and not executor._pools
+    assert executor.run(problem, "def f(x): return x").reward == 1

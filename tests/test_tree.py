@@ -322,11 +322,11 @@ def test_a_batch_that_does_not_fit_is_halved_counted_and_said(qwen, tokenizer, m
             raise torch.OutOfMemoryError("no room")
         return real(**kw)
     monkeypatch.setattr(qwen, "generate", generate)
-    budget = 16 * (len(encode(tokenizer, chat("hello"))) + 6)
-    sample = sampler(qwen, tokenizer, token_budget=budget)
-    with pytest.warns(UserWarning, match=rf"batches hold at most {budget // 8} tokens \(halved 3 times so far\)"):
+    row = len(encode(tokenizer, chat("hello"))) + 6
+    sample = sampler(qwen, tokenizer)  # whatever the budget was: what failed is halved
+    with pytest.warns(UserWarning, match=rf"at most {10 * row // 4} tokens, prompts included \(halved 2 times so far\)"):
         (answers,) = sample([chat("hello")], 10)
-    assert tried[:3] == [10, 8, 4] and max(tried[3:]) == 2 and all(len(a.completion_ids) for a in answers)
+    assert tried == [10, 5, 2, 2, 2, 2, 2] and all(len(a.completion_ids) for a in answers)
     tried.clear()
     sample([chat("hello")], 10)
     assert max(tried) == 2  # it does not try again what did not fit
@@ -335,11 +335,47 @@ def test_a_batch_that_does_not_fit_is_halved_counted_and_said(qwen, tokenizer, m
         sample([chat("hello")], 10)  # a single row that does not fit is no matter of batches
 
 
-def test_the_budget_is_what_fits_in_half_of_the_memory(qwen, monkeypatch):
+@pytest.mark.parametrize("limit, ranks, memory", [(None, 1, 4 << 30), ("max", 1, 4 << 30), (str(1 << 30), 1, 1 << 30), (None, 2, 2 << 30)])
+def test_the_budget_is_what_fits_in_a_quarter_of_this_ranks_memory(qwen, monkeypatch, tmp_path, limit, ranks, memory):
     row = 2 * 2 * 2 * 8 * 4  # bytes of a token: keys and values, 2 layers, 2 heads of width 8, float32
-    pages = {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 1 << 20}
-    monkeypatch.setattr(os, "sysconf", pages.__getitem__)
-    assert fitting_tokens(qwen, 15) == int((1 << 30) / (row + 300))  # a quarter of 4 GB; 16 bytes a logit, over 16 tokens
+    monkeypatch.setattr(os, "sysconf", {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 1 << 20}.__getitem__)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
+    monkeypatch.setattr(T, "Path", lambda _: tmp_path)
+    if limit:
+        (tmp_path / "memory.max").write_text(limit + "\n")
+    assert fitting_tokens(qwen, 15) == int(memory / 4 / (row + 6 * 4 * 300 / 16))  # six float32 copies of a row's logits, over 16 tokens
+
+
+class Wrapped:
+    """As peft wraps a model: generates by the base's settings; and, as some architectures are: no cache in what a forward returns."""
+
+    def __init__(self, model):
+        self.model, self.training, self.read = model, False, 0
+
+    def __getattr__(self, name):
+        return getattr(self.model, name)
+
+    def get_base_model(self):
+        return self.model
+
+    def __call__(self, *args, **kwargs):
+        self.read += 1
+        return SimpleNamespace(logits=self.model(*args, **kwargs).logits)
+
+
+def test_a_wrapped_model_without_a_cache_to_share_gives_the_same_tokens_and_reads_ahead_only_once(qwen, tokenizer):
+    plain = sampler(qwen, tokenizer, temperature=0)([chat("a"), chat("bb b")], 1)
+    qwen.generation_config = GenerationConfig(eos_token_id=2, pad_token_id=0, suppress_tokens=[c.completion_ids[0] for (c,) in plain])
+    wrapped = Wrapped(qwen)
+    sample = sampler(wrapped, tokenizer, temperature=0, token_budget=1000)
+    assert sample([chat("a"), chat("bb b")], 1) == plain == sample([chat("a"), chat("bb b")], 1) and wrapped.read == 1
+    assert qwen.generation_config.suppress_tokens  # and the checkpoint's settings are left as they were
+
+
+def test_a_model_whose_logits_are_no_numbers_is_not_sampled(qwen, tokenizer):
+    torch.nn.init.constant_(qwen.lm_head.weight, float("nan"))
+    with pytest.raises(FloatingPointError, match="logits are not finite"):
+        sampler(qwen, tokenizer)([chat("hello")], 2)
 
 
 def test_greedy_in_a_batch_equals_greedy_alone(gpt2, tokenizer):
