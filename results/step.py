@@ -214,7 +214,8 @@ class Lengths:
     """Makes the k-th sampled row lengths[k] tokens long: it repeats word k and then ends.
 
     A hook on the model leaves one logit of every row. Which one depends on the row's last token and position only, so a
-    sampler may reorder, repeat or drop rows as it likes. It acts where no gradient is wanted, which is: in sampling.
+    sampler may reorder, repeat or drop rows as it likes. It acts where no gradient is wanted and positions are given,
+    which is: in sampling.
     """
 
     def __init__(self, model, tokenizer, words: list, lengths: list) -> None:
@@ -223,7 +224,7 @@ class Lengths:
         model.register_forward_hook(self.choose, with_kwargs=True)
 
     def choose(self, model, args, kwargs, output):
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() or "position_ids" not in kwargs:
             return
         tokens, positions = kwargs["input_ids"][:, -1].tolist(), kwargs["position_ids"][:, -1].tolist()
         for row, (token, position) in enumerate(zip(tokens, positions)):
