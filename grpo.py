@@ -10,12 +10,16 @@ Needs torch and nothing else of this project: copy the file into yours. `python 
 B rows, P and C the longest prompt and completion among them, V the vocabulary.
 """
 
+import itertools
 import warnings
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 Row = tuple[Sequence[int], Sequence[int]]  # (prompt_ids, completion_ids), as sampled
@@ -158,16 +162,17 @@ def rows_logprobs(
            |         +- c      parent    -  0  1  2  2  0      its position is its depth, so that it cannot tell the
            +- d                position  0  1  2  3  3  1      tree from its own row. Its parent's logits score it.
 
-    Of the logits, at most CHUNK numbers exist at a time: each chunk is made again in the backward. The mask of T tokens
-    holds T * T numbers, 64 MB in float32 for T = 4,096: `micro_batches` keeps T within a budget. A model for which all
-    this would be wrong (`why_padded`) gets padded rows, and a warning says why.
+    Attention is computed along each row's path alone (`_Paths`), not over all that the mask would hide. Of the logits, at
+    most CHUNK numbers exist at a time: each chunk is made again in the backward. The mask of T tokens holds T * T numbers,
+    64 MB in float32 for T = 4,096: `micro_batches` keeps T within a budget. A model for which all this would be wrong
+    (`why_padded`) gets padded rows, and a warning says why.
     """
     device = next(model.parameters()).device
     ids, attention_mask, mask = (tensor.to(device) for tensor in pad_rows(rows, pad_id))
     reason, states = why_padded(model) if packed else "", None
     if packed and not reason:
-        tokens, parents, visible, slots = _merge(rows)
-        states = _last_states(model, tokens.to(device), visible.to(device))
+        tokens, parents, paths, slots = _merge(rows)
+        states = _last_states(model, tokens.to(device), paths)
         reason = "" if states is not None else "it changes its logits after the output layer"
     if reason:
         warnings.warn(f"{type(model).__name__} gets padded rows, shared prefixes are computed again: {reason}")
@@ -214,38 +219,67 @@ def why_padded(model: Any) -> str:
     return f"not every layer has full attention ({', '.join(sorted(partial))})" if partial else ""
 
 
-def _merge(rows: Sequence[Row]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Rows as one tree: tokens (T,), parents (T,), visible (T, T) bool, and the slots in it of the rows' completion
-    tokens, row after row."""
+def _merge(rows: Sequence[Row]) -> tuple[Tensor, Tensor, list[tuple[int, Tensor]], Tensor]:
+    """Rows as one tree: tokens (T,), parents (T,), each row's path from the root with how many of its last slots no
+    earlier row had, and the slots of the rows' completion tokens, row after row."""
     slot_of: dict[tuple[int, int], int] = {}  # (parent's slot, token) -> slot; parents come before their children
     slots: list[int] = []
+    paths = []
     for prompt, completion in rows:
-        path = [-1]
+        path, before = [-1], len(slot_of)
         for token in (*prompt, *completion):
             path.append(slot_of.setdefault((path[-1], token), len(slot_of)))
         slots += path[1 + len(prompt) :]
+        paths.append((len(slot_of) - before, torch.tensor(path[1:])))
     parents, tokens = (torch.tensor(column) for column in zip(*slot_of))
-    visible = torch.eye(len(tokens), dtype=torch.bool)
-    for slot, parent in enumerate(parents.tolist()):
-        if parent >= 0:
-            visible[slot] |= visible[parent]
-    return tokens, parents, visible, torch.tensor(slots, dtype=torch.long)
+    return tokens, parents, paths, torch.tensor(slots, dtype=torch.long)
 
 
-def _last_states(model: Any, tokens: Tensor, visible: Tensor) -> Tensor | None:
+def _last_states(model: Any, tokens: Tensor, paths: list[tuple[int, Tensor]]) -> Tensor | None:
     """What reaches the output layer at each token, (T, hidden); None if the model does not return that layer's result
     as it is. The layer is shown the first position only, so that no other logits are made."""
+    visible = torch.zeros(len(tokens), len(tokens), dtype=torch.bool)
+    for new, path in paths:
+        visible[path[len(path) - new :, None], path] = torch.ones(new, len(path), dtype=torch.bool).tril(len(path) - new)
+    visible = visible.to(tokens.device)
     head, seen = model.get_output_embeddings(), []
     hook = head.register_forward_pre_hook(lambda _, args: seen.append(args[0]) or args[0][:, :1])
     mask = torch.zeros_like(visible, dtype=model.dtype).masked_fill(~visible, torch.finfo(model.dtype).min)
+    # A layer that is computed again in the backward is so without _Paths: there the mask does the same, more slowly.
+    again = any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
     try:
-        logits = model(tokens[None], attention_mask=mask[None, None], position_ids=visible.sum(1)[None] - 1,
-                       use_cache=False).logits
+        with nullcontext() if again else _Paths(paths, tokens.device):
+            logits = model(tokens[None], attention_mask=mask[None, None], position_ids=visible.sum(1)[None] - 1,
+                           use_cache=False).logits
     finally:
         hook.remove()
     with torch.no_grad():
         same = torch.equal(head(seen[0][:, :1]), logits)
     return seen[0][0] if same else None
+
+
+class _Paths(TorchFunctionMode):
+    """In place of a model's attention over all T tokens, that of each row's new tokens over their own path: the mask hides
+    all else from them. Other attention than torch's own (`eager`) is left as it is."""
+
+    def __init__(self, paths: list[tuple[int, Tensor]], device: torch.device) -> None:
+        super().__init__()
+        ends = itertools.accumulate(new for new, _ in paths)
+        self.parts = [(slice(end - new, end), path.to(device)) for end, (new, path) in zip(ends, paths) if new]
+        self.total = sum(new for new, _ in paths)
+
+    def __torch_function__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs = kwargs or {}
+        mask = kwargs.get("attn_mask")  # (1, 1 or heads, T, T)
+        if function is not scaled_dot_product_attention or mask is None or args[0].shape[2] != self.total:
+            return function(*args, **kwargs)
+
+        def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:  # each (1, heads, T, width)
+            return torch.cat([function(query[:, :, new], key[:, :, path], value[:, :, path],
+                                       **kwargs | {"attn_mask": mask[:, :, new][..., path]}) for new, path in self.parts], 2)
+
+        # Made again in the backward, or every row's copy of the shared keys and values would be kept until then.
+        return checkpoint(attend, *args[:3], use_reentrant=False, preserve_rng_state=kwargs.get("dropout_p", 0.0) > 0)
 
 
 def _select(logits: Tensor, ids: Tensor, temperature: float) -> Tensor:

@@ -367,9 +367,7 @@ def make_sampler(
                                   use_cache=True, logits_to_keep=1), "past_key_values", None)
             sliceable = all(type(layer) is DynamicLayer for layer in getattr(cache, "layers", [None]))
             cache = cache if sliceable else None
-        if cache:
-            cache.batch_select_indices(row)
-        ids, mask, rows = ids[row], mask[row], torch.arange(len(row), device=device)
+        ids, mask, rows, chosen = ids[row], mask[row], torch.arange(len(row), device=device), row
 
         def draw(_: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
             """The largest of p / q, q ~ Exp(1), is a sample of p: torch.multinomial's way, with the noise of rows that
@@ -381,15 +379,15 @@ def make_sampler(
 
         while len(rows):
             size = min(slice_tokens, width + max_new_tokens - ids.shape[1]) if cache else max_new_tokens
+            if cache:
+                cache.layers = [Room(layer, chosen, size) for layer in cache.layers]
             ids = model.generate(
                 input_ids=ids, attention_mask=mask, past_key_values=cache, logits_processor=[*warpers, draw] if warpers else [],
                 generation_config=GenerationConfig(max_new_tokens=size, do_sample=False, eos_token_id=sorted(ends), pad_token_id=pad))
             mask = pad_right(mask, (0, ids.shape[1] - mask.shape[1]), value=1)
             over = torch.isin(ids[:, width:], stops).any(1) | (ids.shape[1] == width + max_new_tokens)
             tell(dict(zip(rows[over].tolist(), ids[over, width:].tolist())))
-            rows, ids, mask = rows[~over], ids[~over], mask[~over]
-            if len(rows):
-                cache.batch_select_indices(~over)
+            rows, ids, mask, chosen = rows[~over], ids[~over], mask[~over], ~over
 
     def sample(prompts: list[Messages], n: int, ended: Callable | None = None) -> list[list[Completion] | None]:
         nonlocal most, halved
@@ -438,6 +436,27 @@ def make_sampler(
         return [a if a is None or draws == n else a * n for a in answers]
 
     return sample
+
+
+class Room(DynamicLayer):
+    """Keys and values of the chosen rows, with room for `more` tokens: one is written into its place, where DynamicLayer
+    copies all that came before it."""
+
+    def __init__(self, layer: DynamicLayer, chosen: torch.Tensor, more: int) -> None:
+        super().__init__()
+        vars(self).update(vars(layer))
+        self.room = [pad_right(held[chosen], (0, 0, 0, more)) for held in (layer.keys, layer.values)]
+        self.show(layer.keys.shape[2])
+
+    def show(self, end: int) -> tuple[torch.Tensor, torch.Tensor]:
+        self.keys, self.values = (held[:, :, :end] for held in self.room)
+        return self.keys, self.values
+
+    def update(self, keys: torch.Tensor, values: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        start, end = self.keys.shape[2], self.keys.shape[2] + keys.shape[2]
+        for held, new in zip(self.room, (keys, values), strict=True):
+            held[:, :, start:end] = new
+        return self.show(end)
 
 
 @torch.no_grad()

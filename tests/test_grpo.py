@@ -465,9 +465,44 @@ def test_packed_rows_are_padded_rows(kind, rows):
         assert gap(found, expected) < 1e-5
 
 
+class Attention(torch.overrides.TorchFunctionMode):
+    """Counts the pairs of query and key that attention is computed for."""
+
+    pairs = 0
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function is torch.nn.functional.scaled_dot_product_attention:
+            self.pairs += args[0].shape[2] * args[1].shape[2]
+        return function(*args, **kwargs or {})
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_attention_is_computed_along_each_rows_path_alone_and_by_the_mask_where_layers_are_made_again(again):
+    model = tiny("Qwen3")
+    rows = [([3, 4, 5, 6, 7], [8, 9, 10]), ([3, 4, 5, 6, 7], [9]), ([3, 4, 5, 6, 7], [8, 9, 11, 12])]
+    advantages = torch.tensor([1.0, -0.5, 0.3])
+    expected = gradients(model, grpo_loss(*rows_logprobs(model, rows, 0, packed=False)[:1], None, advantages,
+                                          rows_logprobs(model, rows, 0, packed=False)[1])[0])
+    if again:
+        model.gradient_checkpointing_enable()
+        model.train()
+    with Attention() as counted:
+        logp, mask = rows_logprobs(model, rows, 0)
+    layers = model.config.num_hidden_layers
+    assert counted.pairs == layers * (11 * 11 if again else 8 * 8 + 1 * 6 + 2 * 9)
+    assert gap(gradients(model, grpo_loss(logp, None, advantages, mask)[0]), expected) < 1e-5
+
+
 @given(forests())
 def test_the_tree_holds_each_prefix_once(rows):
-    tokens, parents, visible, slots = grpo._merge(rows)
+    tokens, parents, paths, slots = grpo._merge(rows)
+    visible = torch.zeros(len(tokens), len(tokens), dtype=torch.bool)
+    for (new, path), (prompt, completion) in zip(paths, rows, strict=True):
+        assert tokens[path].tolist() == [*prompt, *completion]
+        assert path[len(path) - new:].tolist() == sorted(path[len(path) - new:].tolist())  # slots side by side, in the order of rows
+        for n, slot in enumerate(path[len(path) - new:], len(path) - new):
+            visible[slot, path[:n + 1]] = True
+    assert sum(new for new, _ in paths) == len(tokens)
     prefixes = {(*p, *c)[: n + 1] for p, c in rows for n in range(len(p) + len(c))}
     assert len(tokens) == len(prefixes)
     paths = {tuple(tokens[visible[slot]].tolist()) for slot in range(len(tokens))}  # what a token sees is its own row
