@@ -338,8 +338,8 @@ def make_sampler(
     Rows are batched by length, left-padded, rows * (prompt + max_new_tokens) <= token_budget a batch (None: what the
     memory holds, `fitting_tokens`; a batch that a CUDA device has no room for is halved, counted and said). Each distinct
     prompt is read once, and every `slice_tokens` tokens the rows that have ended leave the batch, which changes the tokens
-    of no other. How rows are batched does: the same seed gives the same tokens for the same batches only. A prompt that would not
-    fit the model's context with its answer gives None. Ids are kept as sampled, the end token included.
+    of no other. (Another split into batches does: a seed repeats a run where the same batches fit.) A prompt that would
+    not fit the model's context with its answer gives None. Ids are kept as sampled, the end token included.
     """
     device = next(model.parameters()).device
     plain = model.get_base_model() if hasattr(model, "get_base_model") else model  # LoRA's wrapper generates by its base's settings
@@ -374,13 +374,13 @@ def make_sampler(
             have left drawn all the same, so that no other row can tell."""
             p = logits.softmax(-1)
             if p.isnan().any():
-                raise FloatingPointError("the model's logits are not finite: nothing can be sampled from it")
+                raise ValueError("the model's logits are not finite: nothing can be sampled from it")
             return p / p.new_empty(len(row), p.shape[1]).exponential_()[rows]
 
         while len(rows):
             size = min(slice_tokens, width + max_new_tokens - ids.shape[1]) if cache else max_new_tokens
-            if cache:
-                cache.layers = [Room(layer, chosen, size) for layer in cache.layers]
+            for number, layer in enumerate(cache.layers if cache else ()):  # one after the other: two whole caches need not fit
+                cache.layers[number] = Room(layer, chosen, size)
             ids = model.generate(
                 input_ids=ids, attention_mask=mask, past_key_values=cache, logits_processor=[*warpers, draw] if warpers else [],
                 generation_config=GenerationConfig(max_new_tokens=size, do_sample=False, eos_token_id=sorted(ends), pad_token_id=pad))
