@@ -14,6 +14,7 @@ import itertools
 import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -245,14 +246,21 @@ def _last_states(model: Any, tokens: Tensor, paths: list[tuple[int, Tensor]]) ->
     head, seen = model.get_output_embeddings(), []
     hook = head.register_forward_pre_hook(lambda _, args: seen.append(args[0]) or args[0][:, :1])
     mask = torch.zeros_like(visible, dtype=model.dtype).masked_fill(~visible, torch.finfo(model.dtype).min)
-    # A layer that is computed again in the backward is so without _Paths: there the mask does the same, more slowly.
-    again = any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
+    along = partial(_Paths, paths, tokens.device)
+    # With gradient checkpointing the backward computes each layer again, long after this `with`: there, too, along the
+    # paths. (Where it is reentrant it knows no context, and the mask does the same, more slowly.)
+    again = {module: module._gradient_checkpointing_func for module in model.modules() if getattr(module, "gradient_checkpointing", False)
+             and not getattr(module._gradient_checkpointing_func, "keywords", {}).get("use_reentrant")}
+    for module, function in again.items():
+        module._gradient_checkpointing_func = partial(function, context_fn=lambda: (nullcontext(), along()))
     try:
-        with nullcontext() if again else _Paths(paths, tokens.device):
+        with along():
             logits = model(tokens[None], attention_mask=mask[None, None], position_ids=visible.sum(1)[None] - 1,
                            use_cache=False).logits
     finally:
         hook.remove()
+        for module, function in again.items():
+            module._gradient_checkpointing_func = function
     with torch.no_grad():
         same = torch.equal(head(seen[0][:, :1]), logits)
     return seen[0][0] if same else None

@@ -235,6 +235,17 @@ def describe(trees: list[Node], kept: list[Node], turns: int) -> dict[str, Any]:
         "sampled_tokens": sum(len(n.completion_ids) for n in nodes)}
 
 
+def recompute_layers(model: Any) -> None:
+    """Gradient checkpointing. transformers does it in training mode alone; dropout stays off, or no ratio would begin at 1."""
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    model.train()
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+        elif hasattr(module, "attention_dropout"):
+            module.attention_dropout = 0.0
+
+
 def reference_model(model: Any, config: Config) -> Callable | None:
     """A function that scores with the initial model, or None where beta is 0 and no copy is worth its memory."""
     if config.beta == 0:
@@ -309,7 +320,7 @@ def run(config: Config, folder: Path, device: torch.device, rank: int, ranks: in
     base = config.model or (toy.base_model(config.problems, config.seed, folder.parent) if rank == 0 else "")
     model, tokenizer = load_model(gather(str(base))[0], device)
     if config.gradient_checkpointing:
-        model.gradient_checkpointing_enable()
+        recompute_layers(model)
     if config.lora_rank:
         from peft import LoraConfig, get_peft_model  # the user's to install: one option does not justify a dependency
         torch.manual_seed(config.seed)

@@ -82,10 +82,42 @@ def cost(values: dict, curves: list[dict]) -> str:
     return "\n".join(lines)
 
 
+def speed(folder: Path) -> str:
+    """Ratios of what step.py measured: of each run the first row is ours."""
+    def rows(name: str, model: str) -> list[dict]:
+        with open(folder / f"speed_{name}.csv") as file:
+            return [row for row in csv.DictReader(file) if row["model"] == model]
+
+    def measured(model: str) -> list[float]:
+        ours, *padded = rows("update", model)
+        rate = lambda row: float(row["tokens_per_cpu_second"])
+        ratios = []
+        for prompts in ("1", "4"):
+            sampler, plain = (row for row in rows("sampling", model) if row["prompts"] == prompts)
+            ratios.append(rate(sampler) / rate(plain))
+        ratios.append(rate(ours) / max(map(rate, padded)))
+        ratios.append(float(ours["peak_mb"]) / max(float(row["peak_mb"]) for row in padded))
+        step, trl = rows("step", model)
+        first, *_, last = rows("groups", model)
+        assert first["group"] == "8" and last["group"] == "64"
+        return [*ratios, float(trl["cpu_seconds"]) / float(step["cpu_seconds"]), float(last["tokens"]) / float(first["tokens"]),
+                float(last["cpu_seconds"]) / float(first["cpu_seconds"])]
+
+    what = ["`sampling`: 8 completions of one prompt, tokens a CPU second against `generate(num_return_sequences=8)` | at least 1.8",
+            "`sampling --prompts 4`: the same for 4 prompts in a batch | at least 1.8",
+            "`update`: 8 siblings, tokens a CPU second against the best micro-batch of padded rows | at least 2",
+            "`update`: peak memory against padded rows in one batch | at most 0.33",
+            "`step`: CPU seconds of TRL 1.16's GRPOTrainer for the same completions, against ours | at least 2",
+            "`groups`: tokens of 64 completions a group against 8 | ", "`groups`: CPU seconds of sampling and updating, the same | "]
+    lines = ["| `python results/speed.py ...` | asked | SmolLM2-135M | tiny |", "| --- | --- | --- | --- |"]
+    return "\n".join(lines + [f"| {text} | {real:.2f} | {tiny:.2f} |" for text, real, tiny in
+                              zip(what, measured("smollm2"), measured("tiny"), strict=True)])
+
+
 def tables(folder: Path) -> dict[str, str]:
     """Every table of the README by name; a test holds the README against this."""
     values, curves = load(folder)
-    made = {}
+    made = {"speed": speed(folder)} if (folder / "speed_step.csv").exists() else {}  # measured apart from the study
     if any(key[0] == "doctest" for key in values):
         made["doctest"] = table(values, "doctest", "sampled")
         made["doctest-greedy"] = table(values, "doctest", "greedy")

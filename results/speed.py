@@ -2,8 +2,9 @@
 
     python results/speed.py executor     the executor, an interpreter per program, and the bare fork floor
     python results/speed.py endurance    20,000 programs in a row, one in ten hostile; then their verdicts under load
+    python results/speed.py update | sampling | step | groups ...    what training costs, see step.py beside this file
 
-Each subcommand is one function below. CPU time is user + system of the process and of all that it started.
+Each of the first two is one function below. CPU time is user + system of the process and of all that it started.
 """
 import argparse
 import csv
@@ -158,6 +159,11 @@ def endurance(arguments: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:2] and sys.argv[1] in ("update", "sampling", "step", "groups"):
+        import step  # here: torch in this process would not be the executor's cost
+
+        step.main()
+        sys.exit()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     command = commands.add_parser("executor", help="against an interpreter per program and the bare fork floor")

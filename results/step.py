@@ -1,9 +1,9 @@
-"""Speed of the update, of sampling and of a whole step: both sides in one run, rows added to results/speed_*.csv.
+"""Speed of the update, of sampling and of a whole step: both sides in one run, rows in results/speed_*.csv.
 
-    python results/step.py update   --model FOLDER    packed against padded rows: tokens a CPU second, and peak memory
-    python results/step.py sampling --model FOLDER    tree.make_sampler against generate(num_return_sequences=G)
-    python results/step.py step     --model FOLDER    a step of ours against one of TRL's GRPOTrainer on the same work
-    python results/step.py groups   --model FOLDER    how a step grows from 8 to 64 completions a group
+    python results/speed.py update   --model FOLDER    packed against padded rows: tokens a CPU second, and peak memory
+    python results/speed.py sampling --model FOLDER    tree.make_sampler against generate(num_return_sequences=G)
+    python results/speed.py step     --model FOLDER    a step of ours against one of TRL's GRPOTrainer on the same work
+    python results/speed.py groups   --model FOLDER    how a step grows from 8 to 64 completions a group
 
 Without --model: the toy world's random model of two layers. Refinement prompts have about 600 tokens, completions 20 to
 300. Every side runs in a process of its own, float32 on the CPU. CPU seconds are the unit: other jobs disturb them least.
@@ -107,7 +107,7 @@ def compare_steps(arguments: argparse.Namespace) -> None:
     try:
         import trl  # noqa: F401
     except ImportError:
-        sys.exit("step.py: the other side is missing: pip install trl, into an environment that you keep for this")
+        sys.exit("speed.py: the other side is missing: pip install trl, into an environment that you keep for this")
     ours, prompts = apart(our_step, arguments)
     theirs = apart(trl_step, arguments, prompts)
     assert ours["tokens"] == theirs["tokens"] and ours["prompt_tokens"] == theirs["prompt_tokens"], (ours, theirs)
@@ -293,18 +293,18 @@ def name(arguments: argparse.Namespace) -> str:
 
 
 def write(file_name: str, rows: list) -> None:
-    """Add rows to results/<file_name> and print them."""
-    new = not (HERE / file_name).exists()
-    with open(HERE / file_name, "a", newline="") as file:
+    """Put rows into results/<file_name>, in place of those of the same model and number of prompts, and print them."""
+    path, kind = HERE / file_name, lambda row: (row["model"], str(row.get("prompts", "")))
+    old = list(csv.DictReader(path.open())) if path.exists() else []
+    with open(path, "w", newline="") as file:
         table = csv.DictWriter(file, rows[0], lineterminator="\n")
-        if new:
-            table.writeheader()
-        table.writerows(rows)
+        table.writeheader()
+        table.writerows([row for row in old if kind(row) not in set(map(kind, rows))] + rows)
     for row in rows:
         print("  ".join(f"{key} {value}" for key, value in row.items()), flush=True)
 
 
-if __name__ == "__main__":
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     for word, function in dict(update=compare_updates, sampling=compare_sampling, step=compare_steps, groups=compare_groups).items():
@@ -323,3 +323,7 @@ if __name__ == "__main__":
         command.set_defaults(function=function)
     arguments = parser.parse_args()
     arguments.function(arguments)
+
+
+if __name__ == "__main__":
+    main()

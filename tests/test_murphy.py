@@ -131,6 +131,25 @@ def test_neither_micro_batches_nor_packing_nor_order_change_the_gradient(qwen, n
         assert torch.allclose(cut, whole, rtol=1e-5, atol=1e-6 * whole.abs().max())
 
 
+@pytest.mark.parametrize("kind", ["qwen", "gpt2"])
+@pytest.mark.parametrize("packed", [True, False])
+def test_layers_are_computed_again_where_asked_and_the_gradient_is_the_same(kind, packed, request, monkeypatch):
+    model, again = request.getfixturevalue(kind), []
+    kept = [node for node in some_nodes() if max(node.prompt_ids + node.completion_ids) < model.config.vocab_size]
+    config = Config(minibatches=1, packed=packed)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    expected = update(model, optimizer, kept, config)
+    gradient = [p.grad.clone() for p in model.parameters()]
+    murphy.recompute_layers(model)
+    for module in model.modules():
+        if getattr(module, "gradient_checkpointing", False):
+            real = module._gradient_checkpointing_func
+            module._gradient_checkpointing_func = lambda *a, real=real, **k: again.append(1) or real(*a, **k)
+    assert update(model, optimizer, kept, config) == pytest.approx(expected, rel=1e-5, abs=1e-6) and again
+    for p, g in zip(model.parameters(), gradient, strict=True):
+        assert torch.allclose(p.grad, g, atol=1e-6)
+
+
 def test_attempts_without_advantage_never_reach_the_forward_yet_stay_in_the_denominator(qwen, monkeypatch):
     rows, real = [], murphy.rows_logprobs
     monkeypatch.setattr(murphy, "rows_logprobs", lambda m, r, *a: rows.extend(r) or real(m, r, *a))

@@ -101,7 +101,7 @@ def test_every_option_in_the_readme_exists():
     import murphy
     from evaluate import EvalConfig
     known = {f"--{n.replace('_', '-')}" for n in (*murphy.Config.__dataclass_fields__, *EvalConfig.__dataclass_fields__)}
-    scripts = "".join((ROOT / name).read_text() for name in ("results/study.py", "results/speed.py", "results/kill.py", "executor.py",
+    scripts = "".join((ROOT / name).read_text() for name in ("results/study.py", "results/speed.py", "results/step.py", "results/kill.py", "results/real.py", "executor.py",
                                                              "tree.py")) + "--nproc-per-node"  # torchrun's own
     used = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", README))
     assert {u for u in used if u not in known and u not in scripts} == set()
