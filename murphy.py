@@ -307,7 +307,7 @@ def run(config: Config, folder: Path, device: torch.device, rank: int, ranks: in
     share = lambda items: items[rank * len(items) // ranks : (rank + 1) * len(items) // ranks]
     fixed = asdict(config) | {"ranks": ranks, "data": zlib.crc32(repr((problems_of(0), held_out)).encode("utf-8", "replace"))}
     versions = {"python": platform.python_version(), "torch": torch.__version__, "transformers": transformers.__version__,
-                "device": device.type}
+                "device": device.type, "threads": torch.get_num_threads()}  # threads change the order of sums
     found = gather(str(checkpoint(folder, config.resume) or "") if config.resume and rank == 0 else "")[0]
     at = resume(Path(found), fixed, versions) if found else Progress()
     if rank == 0:

@@ -73,9 +73,14 @@ def steps(folder):
     return sorted(int(path.name[5:]) for path in Path(folder).glob("checkpoints/step-*[0-9]"))
 
 
+def train_in_one_thread(config):
+    torch.set_num_threads(1)
+    murphy.train(config)
+
+
 def test_four_steps_are_two_then_kill_9_then_two_bit_for_bit(small, straight):
     broken = small("broken")
-    victim = FORKS.Process(target=murphy.train, args=(broken,), daemon=True)
+    victim = FORKS.Process(target=train_in_one_thread, args=(broken,), daemon=True)
     victim.start()
     log = Path(broken.output) / "metrics.jsonl"
     while not (steps(broken.output) and log.read_text().count("\n") > 2):  # a line that will have to be made again
