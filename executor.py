@@ -23,7 +23,7 @@ from typing import Any
 PYTHON = sys.executable  # runs the programs: they can import what is installed for it
 FIELDS = ("kind", "tests", "public_tests", "entry_point", "context", "reference")  # of a problem
 LIMITS = dict(
-    seconds=3.0,         # CPU seconds of a program over all its tests (stdin: per case); 2 x + 3 s of wall time end it too
+    seconds=4.0,         # CPU seconds of a program over all its tests (stdin: per case); 2 x + 3 s of wall time end it too
     memory_mb=512,       # its address space
     output_bytes=4 << 20,  # of one stdin case, or of the value of one call
     max_failures=3,      # failing tests that the feedback tells of
