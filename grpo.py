@@ -249,8 +249,9 @@ def _last_states(model: Any, tokens: Tensor, paths: list[tuple[int, Tensor]]) ->
     along = partial(_Paths, paths, tokens.device)
     # With gradient checkpointing the backward computes each layer again, long after this `with`: there, too, along the
     # paths. (Where it is reentrant it knows no context, and the mask does the same, more slowly.)
-    again = {module: module._gradient_checkpointing_func for module in model.modules() if getattr(module, "gradient_checkpointing", False)
-             and not getattr(module._gradient_checkpointing_func, "keywords", {}).get("use_reentrant")}
+    layers = [module for module in model.modules() if getattr(module, "gradient_checkpointing", False)]
+    again = {layer: layer._gradient_checkpointing_func for layer in layers
+             if not getattr(layer._gradient_checkpointing_func, "keywords", {}).get("use_reentrant")}
     for module, function in again.items():
         module._gradient_checkpointing_func = partial(function, context_fn=lambda: (nullcontext(), along()))
     try:

@@ -342,7 +342,7 @@ def make_sampler(
     not fit the model's context with its answer gives None. Ids are kept as sampled, the end token included.
     """
     device = next(model.parameters()).device
-    plain = model.get_base_model() if hasattr(model, "get_base_model") else model  # LoRA's wrapper generates by its base's settings
+    plain = model.get_base_model() if hasattr(model, "get_base_model") else model  # LoRA's wrapper: its base's settings act
     ends = plain.generation_config.eos_token_id
     ends = {tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])} - {None}
     stops = torch.tensor(sorted(ends), device=device)
@@ -461,20 +461,26 @@ class Room(DynamicLayer):
 
 @torch.no_grad()
 def fitting_tokens(model: torch.nn.Module, max_new_tokens: int) -> int:
-    """Tokens of one batch whose cache and logits fill half of the memory at hand (ours): of a CUDA device what is free, of
-    other machines a rank's share of half of all there is, the same at each call, so that a run repeats itself bit for bit."""
+    """Tokens of one batch whose cache and logits fill half of the memory at hand (ours)."""
     device, probe = next(model.parameters()).device, 8
     cache = getattr(model(torch.zeros(1, probe, dtype=torch.long, device=device), use_cache=True), "past_key_values", None)
-    kept = [value for layer in getattr(cache, "layers", []) for value in vars(layer).values() if isinstance(value, torch.Tensor)]
-    cached = sum(value.nbytes for value in kept) / probe  # measured: layers may share, and autocast keeps some in float32
-    logits = 6 * 4 * model.config.get_text_config().vocab_size / (max_new_tokens + 1)  # six float32 copies; a row has so many tokens
+    kept = [held for layer in getattr(cache, "layers", []) for held in vars(layer).values() if isinstance(held, torch.Tensor)]
+    cached = sum(held.nbytes for held in kept) / probe  # measured: layers may share, and autocast keeps some in float32
+    # Six float32 copies of a row's logits; it has max_new_tokens + 1 tokens at least.
+    logits = 6 * 4 * model.config.get_text_config().vocab_size / (max_new_tokens + 1)
+    return int(free_memory(device) / 2 / (cached + logits))
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that are free on a CUDA device; elsewhere this rank's share of half of all there is (a container's limit
+    counts), which is the same at each call, so that a run repeats itself bit for bit."""
     if device.type == "cuda":  # what the allocator holds and nobody uses is free as well
-        free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    else:
-        limits = [int(text) for path in ("memory.max", "memory/memory.limit_in_bytes")  # a container's
-                  if (file := Path("/sys/fs/cgroup") / path).exists() and (text := file.read_text().strip()) != "max"]
-        free = min([os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), *limits]) // 2 // int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    return int(free / 2 / (cached + logits))
+        return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for file in (Path("/sys/fs/cgroup") / name for name in ("memory.max", "memory/memory.limit_in_bytes")):
+        if file.exists() and (text := file.read_text().strip()) != "max":
+            limits.append(int(text))
+    return min(limits) // 2 // int(os.environ.get("LOCAL_WORLD_SIZE", 1))
 
 
 def main() -> None:
