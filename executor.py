@@ -115,23 +115,24 @@ def _score(limits: dict, pair: tuple) -> Result:
         try:
             send(worker.socket, [text, code, limits])
             answer = verdict(*receive(worker.socket))
-            _idle.append(worker)
-            return answer
         except (EOFError, OSError) as error:
             worker.close()
             if isinstance(error, TimeoutError):
                 return verdict("timeout", "The program ran out of time.", failed)
             if worker.unwanted:
                 break
+            continue
         finally:
-            _busy.discard(worker)
+            _busy.discard(worker)  # before it is idle, or it would be taken from the next job's
+        _idle.append(worker)
+        return answer
     return verdict("error", "The program ended its judge.", failed)
 
 
 _idle: list = []  # workers that wait for a job
 _busy: set = set()  # workers that have one
 _pools: set = set()  # of the calls of run_many that go on
-os.register_at_fork(after_in_child=_idle.clear)  # they are the parent's
+os.register_at_fork(after_in_child=lambda: [mine.clear() for mine in (_idle, _busy, _pools)])  # they are the parent's
 
 
 ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8", "PYTHONHASHSEED": "0",

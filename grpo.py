@@ -246,16 +246,16 @@ def _last_states(model: Any, tokens: Tensor, paths: list[tuple[int, Tensor]]) ->
     head, seen = model.get_output_embeddings(), []
     hook = head.register_forward_pre_hook(lambda _, args: seen.append(args[0]) or args[0][:, :1])
     mask = torch.zeros_like(visible, dtype=model.dtype).masked_fill(~visible, torch.finfo(model.dtype).min)
-    along = partial(_Paths, paths, tokens.device)
+    along = _Paths(paths, tokens.device)
     # With gradient checkpointing the backward computes each layer again, long after this `with`: there, too, along the
     # paths. (Where it is reentrant it knows no context, and the mask does the same, more slowly.)
     layers = [module for module in model.modules() if getattr(module, "gradient_checkpointing", False)]
     again = {layer: layer._gradient_checkpointing_func for layer in layers
              if not getattr(layer._gradient_checkpointing_func, "keywords", {}).get("use_reentrant")}
     for module, function in again.items():
-        module._gradient_checkpointing_func = partial(function, context_fn=lambda: (nullcontext(), along()))
+        module._gradient_checkpointing_func = partial(function, context_fn=lambda: (nullcontext(), along))
     try:
-        with along():
+        with along:
             logits = model(tokens[None], attention_mask=mask[None, None], position_ids=visible.sum(1)[None] - 1,
                            use_cache=False).logits
     finally:

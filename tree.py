@@ -413,10 +413,11 @@ def make_sampler(
         # log-probabilities of training know nothing of them: so for the call the model has no defaults at all.
         plain.generation_config = GenerationConfig(eos_token_id=sorted(ends), pad_token_id=pad)
         try:
-            while rows:
-                with autocast(device):
-                    size, budget = 1, min(most, token_budget or fitting_tokens(model, max_new_tokens))
-                    while size < len(rows) and (size + 1) * tokens(rows[size]) <= budget:
+            with autocast(device):
+                fitting = token_budget or fitting_tokens(model, max_new_tokens)
+                while rows:
+                    size = 1
+                    while size < len(rows) and (size + 1) * tokens(rows[size]) <= min(most, fitting):
                         size += 1
                     batch = rows[:size]
                     count = Counter(encoded[i] for i, _ in batch)  # in the order of the batch
@@ -429,7 +430,7 @@ def make_sampler(
                         warnings.warn(f"out of memory while sampling {size} completions of up to {max_new_tokens} tokens: from here "
                                       f"on a batch holds at most {most} tokens, prompts included (halved {halved} times so far)")
                         continue  # all of the batch anew: to keep the rows that had ended would favour short ones
-                rows = rows[size:]
+                    rows = rows[size:]
         finally:
             plain.generation_config = defaults
             model.train(training)
