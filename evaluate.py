@@ -294,6 +294,14 @@ def option(default: Any, help: str) -> Any:
     return field(default=default, metadata={"help": help})
 
 
+def at_least(settings: Any, **least: float) -> None:
+    """Refuse settings below their least values, by the name of their option; None is none of theirs."""
+    for name, low in least.items():
+        value = getattr(settings, name)
+        if value is not None and not value >= low:
+            raise ValueError(f"--{name.replace('_', '-')} must be at least {low}, got {value}")
+
+
 @dataclass
 class EvalConfig:
     """Settings of one run; those that say what is sampled are kept in settings.json and bind an output folder."""
@@ -326,10 +334,8 @@ class EvalConfig:
     compare: list[str] = field(default_factory=list, metadata={"help": "two result.json: paired differences; samples nothing"})
 
     def __post_init__(self) -> None:
-        for name, low in {"iterations": 1, "samples": 1, "max_new_tokens": 1, "feedback_tests": 1, "limit": 1, "chunk": 1,
-                          "export_attempt": 1, "temperature": 0, "timeout": 1e-3, "top_p": 1e-9}.items():
-            if getattr(self, name) is not None and not getattr(self, name) >= low:
-                raise ValueError(f"--{name.replace('_', '-')} must be at least {low}, got {getattr(self, name)}")
+        at_least(self, iterations=1, samples=1, max_new_tokens=1, feedback_tests=1, limit=1, chunk=1, export_attempt=1,
+                 temperature=0, timeout=1e-3, top_p=1e-9)
         for wrong, sentence in (
             (self.top_p > 1, f"--top-p must lie in (0, 1], got {self.top_p}"),
             (self.samples > 1 and self.temperature == 0, "greedy chains are all equal: --samples needs a --temperature"),

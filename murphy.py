@@ -41,7 +41,7 @@ from transformers.utils import logging as transformers_logging
 
 import executor
 import toy
-from evaluate import attempts, distinct, gather, join, option, summarise, table, timed, write
+from evaluate import at_least, attempts, distinct, gather, join, option, summarise, table, timed, write
 from grpo import grpo_loss, mean_stats, micro_batches, rows_logprobs, why_padded
 from problems import load_problems
 from propagate import group_advantages, inter_prune, intra_prune, propagate
@@ -115,15 +115,10 @@ class Progress:
 
 def check(config: Config) -> None:
     """Refuse settings that cannot work, by name and with what would."""
-    rules = {"turns": 1, "group_size": 2, "problems_per_step": 1, "steps": 0, "max_new_tokens": 1, "minibatches": 1,
-             "micro_tokens": 1, "sample_tokens": 1, "eval_count": 1, "eval_iterations": 1, "eval_every": 0, "warmup": 0,
-             "inter_budget": 1, "intra_budget": 2, "feedback_tests": 1, "log_trees_every": 0, "lora_rank": 0, "limit": 1,
-             "save_every": 0,
-             "beta": 0, "clip_low": 0, "clip_high": 0, "eval_temperature": 0}
-    for name, least in rules.items():
-        value = getattr(config, name)
-        if value is not None and value < least:
-            raise ValueError(f"--{name.replace('_', '-')} must be at least {least}, got {value}")
+    at_least(config, turns=1, group_size=2, problems_per_step=1, steps=0, max_new_tokens=1, minibatches=1, micro_tokens=1,
+             sample_tokens=1, eval_count=1, eval_iterations=1, eval_every=0, warmup=0, inter_budget=1, intra_budget=2,
+             feedback_tests=1, log_trees_every=0, save_every=0, lora_rank=0, limit=1, beta=0, clip_low=0, clip_high=0,
+             eval_temperature=0)
     for name in ("temperature", "learning_rate", "grad_clip", "timeout"):
         if not getattr(config, name) > 0:
             raise ValueError(f"--{name.replace('_', '-')} must be above 0, got {getattr(config, name)}")
@@ -293,150 +288,195 @@ def train(config: Config) -> Path:
     folder = Path(gather(str(folder))[0])
     with lock:
         try:
-            run(config, folder, device, rank, ranks)
+            loop(Run(config, folder, device, rank, ranks))
         finally:
             executor.close()  # programs may be running beside a step that was left
     return folder
 
 
-def run(config: Config, folder: Path, device: torch.device, rank: int, ranks: int) -> None:
-    """The loop. With `ranks` processes each grows, executes and learns its share of a step's trees; rank 0 writes."""
-    print(f"MURPHY: {config.problems}, credit {config.credit}, S={config.turns}, G={config.group_size}, seed {config.seed}, "
-          f"on {device}{f' x {ranks}' if ranks > 1 else ''}; output in {folder}", flush=True)
-    problems_of, held_out = data(config)
-    share = lambda items: items[rank * len(items) // ranks : (rank + 1) * len(items) // ranks]
-    fixed = asdict(config) | {"ranks": ranks, "data": zlib.crc32(repr((problems_of(0), held_out)).encode("utf-8", "replace"))}
-    versions = {"python": platform.python_version(), "torch": torch.__version__, "transformers": transformers.__version__,
-                "device": device.type, "threads": torch.get_num_threads()}  # threads change the order of sums
-    found = gather(str(checkpoint(folder, config.resume) or "") if config.resume and rank == 0 else "")[0]
-    at = resume(Path(found), fixed, versions) if found else Progress()
-    if rank == 0:
-        if found:
-            set_aside_newer(Path(found))
-        write(folder / "settings.json", [asdict(config)])
-        for name, size in at.sizes.items():
-            with open(folder / name, "ab") as log:
-                log.truncate(size)  # the lines of steps after the checkpoint: these are made again
-    base = config.model or (toy.base_model(config.problems, config.seed, folder.parent) if rank == 0 else "")
-    model, tokenizer = load_model(gather(str(base))[0], device)
-    if config.gradient_checkpointing:
-        recompute_layers(model)
-    if config.lora_rank:
-        from peft import LoraConfig, get_peft_model  # the user's to install: one option does not justify a dependency
-        torch.manual_seed(config.seed)
-        model = get_peft_model(model, LoraConfig(r=config.lora_rank, lora_alpha=2 * config.lora_rank, target_modules="all-linear"))
-    reference = reference_model(model, config)  # the initial one, also where the run goes on from a checkpoint
-    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=config.learning_rate, weight_decay=0.0)
-    torch.manual_seed(config.seed + 1_000_003 * rank)
-    if found:
-        if config.lora_rank:
-            model.load_adapter(found, "default", is_trainable=True)
-        else:
-            model.load_state_dict(load_model(found, device)[0].state_dict())
-        tensors = torch.load(Path(found) / "training.pt", map_location="cpu", weights_only=True)
-        optimizer.load_state_dict(tensors["optimizer"])
-        set_random_states(tensors["random"][rank], device)
-    sampler = partial(make_sampler, model, tokenizer, max_new_tokens=config.max_new_tokens, token_budget=config.sample_tokens,
-                      enable_thinking=config.enable_thinking)
-    sample, eval_sample = sampler(temperature=config.temperature), sampler(temperature=config.eval_temperature)
-    execute = partial(executor.run_many, max_failures=config.feedback_tests, seconds=config.timeout,
-                      workers=max(1, (os.cpu_count() or 1) // ranks) if ranks > 1 else None)
-    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-
-    def evaluation() -> list[dict]:
-        torch.manual_seed(config.seed + rank)
-        try:
-            return attempts(share(held_out), eval_sample, execute, config.eval_iterations)
-        finally:
-            set_random_states(states, device)  # evaluating more or less often does not change the training
-
-    def save_checkpoint() -> int:
-        everyones = gather(states)
-        if rank == 0:
-            for name in at.sizes:
-                flush(folder / name)
-                at.sizes[name] = (folder / name).stat().st_size
-            save(folder, {"progress": vars(at), "config": fixed, "versions": versions},
-                 {"optimizer": optimizer.state_dict(), "random": everyones}, (model, tokenizer))
-        return at.step
-
-    saved, log = at.step if found else -1, lambda name: open(folder / name if rank == 0 else os.devnull, "a")
-    with Signals() as stop, log("metrics.jsonl") as metrics, log("trees.jsonl") as forest, tqdm(
-            total=config.steps, initial=at.step, desc="MURPHY", unit="step", disable=True if rank else None) as bar:
-        while True:
-            step, states, best = at.step, random_states(device), False
-            due = step in (0, config.steps) or config.eval_every and step % config.eval_every == 0
-            if due and str(step) not in at.evaluations:
-                rows = gather(stop.unless(evaluation))
-                if None in rows:
-                    break
-                summary = summarise(held_out, sum(rows, []), config.eval_iterations)
-                best = solved(summary) > max(map(solved, at.evaluations.values()), default=1)
-                at.evaluations[str(step)] = summary
-                bar.write(f"step {step}: " + "  ".join(
-                    f"Iter-{k} {100 * score['value']:.1f}%" for k, score in enumerate(summary["Iter-k"]["all"], 1)))
-            if step != saved and (step == config.steps or config.save_every and step and (best or step % config.save_every == 0)):
-                saved = save_checkpoint()
-            if step == config.steps:
-                break
-            seconds: dict[str, float] = {"sampling": 0.0, "executing": 0.0, "updating": 0.0}
-            grow = timed(seconds, "executing", partial(build_trees, overlap=True))
-            mine = stop.unless(grow, share(problems_of(step)), timed(seconds, "sampling", sample), execute, config.turns, config.group_size)
-            seconds["executing"] -= seconds["sampling"]  # what was not done beside it
-            trees = gather_trees(mine, rank)
+def loop(run: "Run") -> None:
+    """All steps. A signal abandons what is sampled, executed or evaluated; what is learned is learned to the end."""
+    config, at = run.config, run.at
+    with Signals() as stop, run.metrics, run.forest, tqdm(
+            total=config.steps, initial=at.step, desc="MURPHY", unit="step", disable=True if run.rank else None) as bar:
+        while run.evaluate_and_save(stop, bar) and at.step < config.steps:
+            trees = run.grow(stop)
             if trees is None:
                 break
             kept = choose(trees, config)
-            for group in optimizer.param_groups:
-                group["lr"] = config.learning_rate * min((step + 1) / max(config.warmup, 1), 1 - 0.8 * step / config.steps)
-            try:
-                stats = timed(seconds, "updating", update)(model, optimizer, kept, config, reference, pad,
-                                                           {id(node) for tree in mine for node in walk(tree)})
-            except FloatingPointError as error:
-                write(folder / "nonfinite.json", [with_ids(tree) for tree in trees])
-                raise ValueError(f"step {step}: {error}; its trees are in {folder / 'nonfinite.json'}") from error
-            line = {"step": step, **describe(trees, kept, config.turns), **stats, "lr": optimizer.param_groups[0]["lr"], **seconds}
-            metrics.write(json.dumps(line) + "\n")
-            metrics.flush()
-            if config.log_trees_every and step % config.log_trees_every == 0:
-                forest.writelines(json.dumps({"step": step} | to_dict(tree)) + "\n" for tree in trees)
-                forest.flush()
-            if (line["truncated"] or 0) > 0.5:
-                warnings.warn("more than half of a step's completions found no end within --max-new-tokens "
-                              f"{config.max_new_tokens}: what is cut seldom passes, and then nothing can be learned")
-            at.step, at.nothing_learned = step + 1, at.nothing_learned + (stats["optimizer_steps"] == 0)
-            at.example = next((to_dict(tree) for tree in trees if helped(tree)), at.example)
-            news = ", ".join(f"{'turn' if t > 1 else 'reward'} {f'{t} ' * (t > 1)}{line[f'reward_{t}']:.2f}"
-                             for t in range(1, config.turns + 1) if line[f"reward_{t}"] is not None)
-            bar.set_postfix_str(news, refresh=False)
-            bar.update()
-            if bar.disable and step % 10 == 9:
-                print(f"step {step + 1}/{config.steps}: {news}, {sum(seconds.values()):.1f} s a step", flush=True)
-        if str(config.steps) not in at.evaluations:  # a signal: what was begun of this step is forgotten
-            if step != saved:
-                save_checkpoint()
-            command = f"torchrun --nproc-per-node {ranks}" if ranks > 1 else "python"
-            print(f"stopped after {step} of {config.steps} steps. To go on: {command} murphy.py --output "
-                  f"{shlex.quote(str(folder))} --resume", flush=True)
-            raise SystemExit(128 + (stop or [signal.SIGTERM])[0])
-    if rank == 0:
-        finish(config, folder, model, tokenizer, at, len(held_out))
+            line = run.learn(trees, kept)
+            run.report(trees, line, bar)
+        if str(config.steps) not in at.evaluations:
+            run.stopped(stop)
+    if run.rank == 0:
+        run.finish()
 
 
-def finish(config: Config, folder: Path, model: Any, tokenizer: Any, at: Progress, held_out: int) -> None:
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    write(folder / "evaluation.json", [at.evaluations])
-    if at.example is not None:
-        print("\nA tree in which the feedback helped: the attempt failed, and its credit is what came of it.\n")
-        print(draw(from_dict(at.example), width=3))
-    print(f"\nBefore ({held_out} held-out problems, percent solved, 95% interval)\n{table(at.evaluations['0'])}")
-    print(f"\nAfter {config.steps} steps\n{table(at.evaluations[str(config.steps)])}")
-    if config.steps:
-        print("\n" + plot(folder))
-    if at.nothing_learned:
-        print(f"\nIn {at.nothing_learned} of {config.steps} steps nothing could be learned: no group had any spread of credit.")
-    print(f"\nThe model, metrics.jsonl, trees.jsonl, evaluation.json and curves.png are in {folder}")
+class Run:
+    """What the steps of a run share. Of `ranks` processes each grows, executes and learns its share of a step's trees, and
+    rank 0 writes."""
+
+    def __init__(self, config: Config, folder: Path, device: torch.device, rank: int, ranks: int) -> None:
+        """All as it is before the first step, or as the checkpoint that the run goes on from has it."""
+        self.config, self.folder, self.device, self.rank, self.ranks = config, folder, device, rank, ranks
+        print(f"MURPHY: {config.problems}, credit {config.credit}, S={config.turns}, G={config.group_size}, seed {config.seed}, "
+              f"on {device}{f' x {ranks}' if ranks > 1 else ''}; output in {folder}", flush=True)
+        self.problems_of, self.held_out = data(config)
+        seen = zlib.crc32(repr((self.problems_of(0), self.held_out)).encode("utf-8", "replace"))
+        self.fixed = asdict(config) | {"ranks": ranks, "data": seen}
+        self.versions = {"python": platform.python_version(), "torch": torch.__version__, "transformers": transformers.__version__,
+                         "device": device.type, "threads": torch.get_num_threads()}  # threads change the order of sums
+        found = gather(str(checkpoint(folder, config.resume) or "") if config.resume and rank == 0 else "")[0]
+        self.at = resume(Path(found), self.fixed, self.versions) if found else Progress()
+        self.saved = self.at.step if found else -1  # the step of the last checkpoint
+        self.metrics, self.forest = (open(folder / name if rank == 0 else os.devnull, "a") for name in self.at.sizes)
+        if rank == 0:
+            if found:
+                set_aside_newer(Path(found))
+            write(folder / "settings.json", [asdict(config)])
+            for log in (self.metrics, self.forest):  # the lines of steps after the checkpoint: these are made again
+                log.truncate(self.at.sizes[Path(log.name).name])
+        base = config.model or (toy.base_model(config.problems, config.seed, folder.parent) if rank == 0 else "")
+        self.model, self.tokenizer = load_model(gather(str(base))[0], device)
+        self.prepare_model()
+        self.reference = reference_model(self.model, config)  # the initial one, also where the run goes on from a checkpoint
+        self.optimizer = torch.optim.AdamW([p for p in self.model.parameters() if p.requires_grad], lr=config.learning_rate,
+                                           weight_decay=0.0)
+        torch.manual_seed(config.seed + 1_000_003 * rank)
+        if found:
+            self.restore(Path(found))
+        sampler = partial(make_sampler, self.model, self.tokenizer, max_new_tokens=config.max_new_tokens,
+                          token_budget=config.sample_tokens, enable_thinking=config.enable_thinking)
+        self.sample, self.eval_sample = sampler(temperature=config.temperature), sampler(temperature=config.eval_temperature)
+        self.execute = partial(executor.run_many, max_failures=config.feedback_tests, seconds=config.timeout,
+                               workers=max(1, (os.cpu_count() or 1) // ranks) if ranks > 1 else None)
+
+    def prepare_model(self) -> None:
+        if self.config.gradient_checkpointing:
+            recompute_layers(self.model)
+        if self.config.lora_rank:
+            from peft import LoraConfig, get_peft_model  # the user's to install: one option does not justify a dependency
+            torch.manual_seed(self.config.seed)
+            self.model = get_peft_model(self.model, LoraConfig(
+                r=self.config.lora_rank, lora_alpha=2 * self.config.lora_rank, target_modules="all-linear"))
+
+    def restore(self, path: Path) -> None:
+        if self.config.lora_rank:
+            self.model.load_adapter(path, "default", is_trainable=True)
+        else:
+            self.model.load_state_dict(load_model(str(path), self.device)[0].state_dict())
+        tensors = torch.load(path / "training.pt", map_location="cpu", weights_only=True)
+        self.optimizer.load_state_dict(tensors["optimizer"])
+        set_random_states(tensors["random"][self.rank], self.device)
+
+    def share(self, items: list) -> list:
+        return items[self.rank * len(items) // self.ranks : (self.rank + 1) * len(items) // self.ranks]
+
+    def evaluate_and_save(self, stop: "Signals", bar: tqdm) -> bool:
+        """What is due before a step; False if a signal came."""
+        config, at, best = self.config, self.at, False
+        self.states = random_states(self.device)  # a step that is abandoned begins from these again
+        due = at.step in (0, config.steps) or config.eval_every and at.step % config.eval_every == 0
+        if due and str(at.step) not in at.evaluations:
+            rows = gather(stop.unless(self.evaluation))
+            if None in rows:
+                return False
+            summary = summarise(self.held_out, sum(rows, []), config.eval_iterations)
+            best = solved(summary) > max(map(solved, at.evaluations.values()), default=1)
+            at.evaluations[str(at.step)] = summary
+            bar.write(f"step {at.step}: " + "  ".join(
+                f"Iter-{k} {100 * score['value']:.1f}%" for k, score in enumerate(summary["Iter-k"]["all"], 1)))
+        if at.step == config.steps or config.save_every and at.step and (best or at.step % config.save_every == 0):
+            self.save()
+        return True
+
+    def evaluation(self) -> list[dict]:
+        torch.manual_seed(self.config.seed + self.rank)
+        try:
+            return attempts(self.share(self.held_out), self.eval_sample, self.execute, self.config.eval_iterations)
+        finally:
+            set_random_states(self.states, self.device)  # evaluating more or less often does not change the training
+
+    def save(self) -> None:
+        """A checkpoint, unless the last one is of this step."""
+        if self.saved == self.at.step:
+            return
+        self.saved, everyones = self.at.step, gather(self.states)
+        if self.rank == 0:
+            for name in self.at.sizes:
+                flush(self.folder / name)
+                self.at.sizes[name] = (self.folder / name).stat().st_size
+            save(self.folder, {"progress": vars(self.at), "config": self.fixed, "versions": self.versions},
+                 {"optimizer": self.optimizer.state_dict(), "random": everyones}, (self.model, self.tokenizer))
+
+    def grow(self, stop: "Signals") -> list[Node] | None:
+        """The trees of a step: sample, execute, refine; None if a signal came."""
+        self.seconds = {"sampling": 0.0, "executing": 0.0, "updating": 0.0}
+        self.mine = stop.unless(
+            timed(self.seconds, "executing", partial(build_trees, overlap=True)), self.share(self.problems_of(self.at.step)),
+            timed(self.seconds, "sampling", self.sample), self.execute, self.config.turns, self.config.group_size)
+        self.seconds["executing"] -= self.seconds["sampling"]  # what was not done beside it
+        return gather_trees(self.mine, self.rank)
+
+    def learn(self, trees: list[Node], kept: list[Node]) -> dict[str, Any]:
+        """Optimise what is kept; returns the step's line of metrics.jsonl."""
+        config, step = self.config, self.at.step
+        rate = config.learning_rate * min((step + 1) / max(config.warmup, 1), 1 - 0.8 * step / config.steps)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        pad = self.tokenizer.pad_token_id if self.tokenizer.pad_token_id is not None else self.tokenizer.eos_token_id
+        try:
+            stats = timed(self.seconds, "updating", update)(self.model, self.optimizer, kept, config, self.reference, pad,
+                                                            {id(node) for tree in self.mine for node in walk(tree)})
+        except FloatingPointError as error:
+            write(self.folder / "nonfinite.json", [with_ids(tree) for tree in trees])
+            raise ValueError(f"step {step}: {error}; its trees are in {self.folder / 'nonfinite.json'}") from error
+        return {"step": step, **describe(trees, kept, config.turns), **stats, "lr": rate, **self.seconds}
+
+    def report(self, trees: list[Node], line: dict[str, Any], bar: tqdm) -> None:
+        """Write and say what a step was, and count it: from here on it is made."""
+        config, at = self.config, self.at
+        self.metrics.write(json.dumps(line) + "\n")
+        self.metrics.flush()
+        if config.log_trees_every and at.step % config.log_trees_every == 0:
+            self.forest.writelines(json.dumps({"step": at.step} | to_dict(tree)) + "\n" for tree in trees)
+            self.forest.flush()
+        if (line["truncated"] or 0) > 0.5:
+            warnings.warn("more than half of a step's completions found no end within --max-new-tokens "
+                          f"{config.max_new_tokens}: what is cut seldom passes, and then nothing can be learned")
+        at.step, at.nothing_learned = at.step + 1, at.nothing_learned + (line["optimizer_steps"] == 0)
+        at.example = next((to_dict(tree) for tree in trees if helped(tree)), at.example)
+        news = ", ".join(f"{'turn' if t > 1 else 'reward'} {f'{t} ' * (t > 1)}{line[f'reward_{t}']:.2f}"
+                         for t in range(1, config.turns + 1) if line[f"reward_{t}"] is not None)
+        bar.set_postfix_str(news, refresh=False)
+        bar.update()
+        if bar.disable and at.step % 10 == 0:
+            print(f"step {at.step}/{config.steps}: {news}, {sum(self.seconds.values()):.1f} s a step", flush=True)
+
+    def stopped(self, signals: list[int]) -> None:
+        """Save, say how to go on, and leave: a signal came, and what was begun of a step is forgotten."""
+        self.save()
+        command = f"torchrun --nproc-per-node {self.ranks}" if self.ranks > 1 else "python"
+        print(f"stopped after {self.at.step} of {self.config.steps} steps. To go on: {command} murphy.py --output "
+              f"{shlex.quote(str(self.folder))} --resume", flush=True)
+        raise SystemExit(128 + (signals or [signal.SIGTERM])[0])
+
+    def finish(self) -> None:
+        """The model, the evaluations before and after, a tree in which feedback helped, the curves."""
+        at, steps = self.at, self.config.steps
+        self.model.save_pretrained(self.folder)
+        self.tokenizer.save_pretrained(self.folder)
+        write(self.folder / "evaluation.json", [at.evaluations])
+        if at.example is not None:
+            print("\nA tree in which the feedback helped: the attempt failed, and its credit is what came of it.\n")
+            print(draw(from_dict(at.example), width=3))
+        print(f"\nBefore ({len(self.held_out)} held-out problems, percent solved, 95% interval)\n{table(at.evaluations['0'])}")
+        print(f"\nAfter {steps} steps\n{table(at.evaluations[str(steps)])}")
+        if steps:
+            print("\n" + plot(self.folder))
+        if at.nothing_learned:
+            print(f"\nIn {at.nothing_learned} of {steps} steps nothing could be learned: no group had any spread of credit.")
+        print(f"\nThe model, metrics.jsonl, trees.jsonl, evaluation.json and curves.png are in {self.folder}")
 
 
 def output_folder(config: Config) -> tuple[Path, Any]:

@@ -21,8 +21,8 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import nullcontext
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -92,7 +92,7 @@ def build_trees(
         for turn in range(1, turns + 1):
             if not frontier:
                 break
-            ended = lambda some: judge.start([(frontier[i][0], program(frontier[i][0], c)) for i, c in some], beside=True)
+            ended = lambda some: judge.start([(frontier[i][0], program(frontier[i][0], c)) for i, c in some])
             answers = sample([prompt for _, _, prompt in frontier], group_size, *([ended] if overlap else []))
             if len(answers) != len(frontier):
                 raise ValueError(f"sample() got {len(frontier)} prompts and answered {len(answers)}")
@@ -120,7 +120,8 @@ def build_trees(
 
 
 class Judge:
-    """The programs of a forest and their results. A policy repeats itself: equal programs are run once in a tree's life."""
+    """Runs the programs of a forest in a thread of its own, so that sampling may go on. A policy repeats itself: equal
+    programs are run once in a tree's life."""
 
     def __init__(self, execute: Callable) -> None:
         self.execute, self.thread, self.found = execute, ThreadPoolExecutor(1), {}  # (root's id, program) -> (results, place)
@@ -131,14 +132,11 @@ class Judge:
     def __exit__(self, *_: Any) -> None:
         self.thread.shutdown(wait=False, cancel_futures=True)  # what runs already is its caller's to end (executor.close)
 
-    def start(self, programs: list[tuple[Node, str]], beside: bool = False) -> None:
-        """Run what is new of these (root, program), now or beside what comes next."""
+    def start(self, programs: list[tuple[Node, str]]) -> None:
+        """Begin with what is new of these (root, program)."""
         jobs = {(id(root), code): (root.problem, code) for root, code in programs if (id(root), code) not in self.found}
         if jobs:
-            for results, _ in self.found.values():
-                if results.done():
-                    results.result()  # raises now what an earlier part raised: nothing more need be sampled
-            results = (self.thread.submit if beside else at_once)(self.run, list(jobs.values()))
+            results = self.thread.submit(self.run, list(jobs.values()))
             self.found.update((job, (results, place)) for place, job in enumerate(jobs))
 
     def run(self, jobs: list) -> list:
@@ -150,12 +148,6 @@ class Judge:
     def result(self, root: Node, code: str) -> Any:
         results, place = self.found[id(root), code]
         return results.result()[place]
-
-
-def at_once(function: Callable, *args: Any) -> Future:
-    done: Future = Future()
-    done.set_result(function(*args))
-    return done
 
 
 def walk(tree: Node) -> Iterator[Node]:
@@ -329,10 +321,7 @@ def encode(tokenizer: Any, messages: Messages, enable_thinking: bool = False) ->
                                               enable_thinking=enable_thinking))
 
 
-def make_sampler(
-    model: torch.nn.Module, tokenizer: Any, *, max_new_tokens: int, temperature: float = 1.0, top_p: float = 1.0,
-    token_budget: int | None = None, slice_tokens: int = 32, enable_thinking: bool = False,
-) -> Callable[..., list[list[Completion] | None]]:
+class Sampler:
     """A `sample` for `build_trees` on HF `generate`; temperature 0 is greedy (n equal answers are then sampled once).
 
     Rows are batched by length, left-padded, rows * (prompt + max_new_tokens) <= token_budget a batch (None: what the
@@ -341,33 +330,96 @@ def make_sampler(
     of no other. (Another split into batches does: a seed repeats a run where the same batches fit.) A prompt that would
     not fit the model's context with its answer gives None. Ids are kept as sampled, the end token included.
     """
-    device = next(model.parameters()).device
-    plain = model.get_base_model() if hasattr(model, "get_base_model") else model  # LoRA's wrapper: its base's settings act
-    ends = plain.generation_config.eos_token_id
-    ends = {tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])} - {None}
-    stops = torch.tensor(sorted(ends), device=device)
-    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else min(ends)
-    context = getattr(model.config.get_text_config(), "max_position_embeddings", None) or float("inf")
-    warpers = [TemperatureLogitsWarper(temperature)] if temperature > 0 else []
-    warpers += [TopPLogitsWarper(top_p)] if temperature > 0 and top_p < 1 else []
-    most, halved = float("inf"), 0  # tokens of a batch that the memory was found to hold, and how often it was too small
-    sliceable = True  # until the cache turns out to be no plain one: sliding windows, recurrent states
+
+    def __init__(
+        self, model: torch.nn.Module, tokenizer: Any, *, max_new_tokens: int, temperature: float = 1.0, top_p: float = 1.0,
+        token_budget: int | None = None, slice_tokens: int = 32, enable_thinking: bool = False,
+    ) -> None:
+        self.model, self.tokenizer, self.enable_thinking = model, tokenizer, enable_thinking
+        self.max_new_tokens, self.token_budget, self.slice_tokens = max_new_tokens, token_budget, slice_tokens
+        self.device = next(model.parameters()).device
+        self.plain = model.get_base_model() if hasattr(model, "get_base_model") else model  # LoRA's wrapper: its base's settings act
+        ends = self.plain.generation_config.eos_token_id
+        self.ends = sorted({tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])} - {None})
+        self.pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else self.ends[0]
+        self.context = getattr(model.config.get_text_config(), "max_position_embeddings", None) or float("inf")
+        self.warpers = [TemperatureLogitsWarper(temperature)] if temperature > 0 else []
+        self.warpers += [TopPLogitsWarper(top_p)] if temperature > 0 and top_p < 1 else []
+        self.most, self.halved = float("inf"), 0  # tokens of a batch that the memory was found to hold; how often it was too small
+        self.sliceable = True  # until the cache turns out to be no plain one: sliding windows, recurrent states
+
+    def __call__(self, prompts: list[Messages], n: int, ended: Callable | None = None) -> list[list[Completion] | None]:
+        encoded = [tuple(encode(self.tokenizer, messages, self.enable_thinking)) for messages in prompts]
+        draws = n if self.warpers else 1
+        answers: list[list[Any] | None] = [[None] * draws if len(ids) + self.max_new_tokens <= self.context else None
+                                           for ids in encoded]
+        rows = [(ids, i, j) for i, ids in enumerate(encoded) if answers[i] for j in range(draws)]
+        rows.sort(key=lambda row: (len(row[0]), row))  # similar lengths together, equal prompts side by side
+        with self.no_defaults(), autocast(self.device):
+            budget = self.token_budget or fitting_tokens(self.model, self.max_new_tokens)
+            while rows:
+                batch = rows[:self.batch_size([len(ids) for ids, *_ in rows], budget)]
+                try:
+                    for some in self.generate([ids for ids, *_ in batch]):
+                        for row, ids in some.items():
+                            prompt, i, j = batch[row]
+                            answers[i][j] = self.completion(prompt, ids)
+                        if ended and some:
+                            ended([(i, answers[i][j]) for _, i, j in map(batch.__getitem__, some)])
+                except torch.OutOfMemoryError:
+                    if len(batch) == 1:
+                        raise
+                    self.halve(len(batch), len(batch[-1][0]))
+                    continue  # all of the batch anew: to keep the rows that had ended would favour short ones
+                rows = rows[len(batch):]
+        return [a if a is None or draws == n else a * n for a in answers]
+
+    def batch_size(self, lengths: list[int], budget: int) -> int:
+        size = 1
+        while size < len(lengths) and (size + 1) * (lengths[size] + self.max_new_tokens) <= min(self.most, budget):
+            size += 1
+        return size
+
+    def halve(self, size: int, length: int) -> None:
+        self.most, self.halved = size * (length + self.max_new_tokens) // 2, self.halved + 1
+        warnings.warn(f"out of memory while sampling {size} completions of up to {self.max_new_tokens} tokens: from here on "
+                      f"a batch holds at most {self.most} tokens, prompts included (halved {self.halved} times so far)")
+
+    def completion(self, prompt: tuple[int, ...], ids: list[int]) -> Completion:
+        ids = ids[:next((k + 1 for k, token in enumerate(ids) if token in self.ends), len(ids))]  # what follows is padding
+        text = self.tokenizer.decode(ids, skip_special_tokens=True)
+        return Completion(text, list(prompt), ids, truncated=ids[-1] not in self.ends)
+
+    @contextmanager
+    def no_defaults(self) -> Iterator[None]:
+        """A checkpoint's own defaults (top_k, repetition_penalty, ...) fill every field that a call of `generate` leaves
+        unset, and the log-probabilities of training know nothing of them: so for the call the model has no defaults at all.
+        And no dropout: it would make the sampled distribution another than the trained one."""
+        training, defaults = self.model.training, self.plain.generation_config
+        self.model.eval()
+        self.plain.generation_config = GenerationConfig(eos_token_id=self.ends, pad_token_id=self.pad)
+        try:
+            yield
+        finally:
+            self.plain.generation_config = defaults
+            self.model.train(training)
 
     @torch.no_grad()
-    def generate(prompts: list[list[int]], draws: list[int], tell: Callable[[dict[int, list[int]]], None]) -> None:
-        """draws[j] completions of each prompt j, prompt after prompt; calls tell({row: ids}) of those that have ended."""
-        nonlocal sliceable
-        width = max(map(len, prompts))
-        ids = torch.tensor([[pad] * (width - len(p)) + p for p in prompts], device=device)
-        mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=device)
-        row, cache = torch.arange(len(prompts), device=device).repeat_interleave(torch.tensor(draws, device=device)), None
-        if width > 1 and sliceable:  # a shared prompt is read once: its cache is repeated
+    def generate(self, prompts: list[tuple[int, ...]]) -> Iterator[dict[int, list[int]]]:
+        """Sample one completion of each prompt, equal ones side by side; yields {row: ids} of those that end in each slice."""
+        count, model, limit = Counter(prompts), self.model, self.max_new_tokens
+        width = max(map(len, count))
+        ids = torch.tensor([[self.pad] * (width - len(p)) + list(p) for p in count], device=self.device)
+        mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in count], device=self.device)
+        cache, copies = None, torch.tensor(list(count.values()), device=self.device)
+        chosen = torch.arange(len(count), device=self.device).repeat_interleave(copies)  # rows of the cache that go on
+        if width > 1 and self.sliceable:  # a shared prompt is read once: its cache is repeated
             position = (mask.cumsum(1) - 1).clamp(min=0)
             cache = getattr(model(input_ids=ids[:, :-1], attention_mask=mask[:, :-1], position_ids=position[:, :-1],
                                   use_cache=True, logits_to_keep=1), "past_key_values", None)
-            sliceable = all(type(layer) is DynamicLayer for layer in getattr(cache, "layers", [None]))
-            cache = cache if sliceable else None
-        ids, mask, rows, chosen = ids[row], mask[row], torch.arange(len(row), device=device), row
+            self.sliceable = all(type(layer) is DynamicLayer for layer in getattr(cache, "layers", [None]))
+            cache = cache if self.sliceable else None
+        ids, mask, rows = ids[chosen], mask[chosen], torch.arange(len(prompts), device=self.device)
 
         def draw(_: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
             """The largest of p / q, q ~ Exp(1), is a sample of p: torch.multinomial's way, with the noise of rows that
@@ -375,68 +427,24 @@ def make_sampler(
             p = logits.softmax(-1)
             if p.isnan().any():
                 raise ValueError("the model's logits are not finite: nothing can be sampled from it")
-            return p / p.new_empty(len(row), p.shape[1]).exponential_()[rows]
+            return p / p.new_empty(len(prompts), p.shape[1]).exponential_()[rows]
 
         while len(rows):
-            size = min(slice_tokens, width + max_new_tokens - ids.shape[1]) if cache else max_new_tokens
+            size = min(self.slice_tokens, width + limit - ids.shape[1]) if cache else limit
             for number, layer in enumerate(cache.layers if cache else ()):  # one after the other: two whole caches need not fit
                 cache.layers[number] = Room(layer, chosen, size)
             ids = model.generate(
-                input_ids=ids, attention_mask=mask, past_key_values=cache, logits_processor=[*warpers, draw] if warpers else [],
-                generation_config=GenerationConfig(max_new_tokens=size, do_sample=False, eos_token_id=sorted(ends), pad_token_id=pad))
+                input_ids=ids, attention_mask=mask, past_key_values=cache,
+                logits_processor=[*self.warpers, draw] if self.warpers else [], generation_config=GenerationConfig(
+                    max_new_tokens=size, do_sample=False, eos_token_id=self.ends, pad_token_id=self.pad))
             mask = pad_right(mask, (0, ids.shape[1] - mask.shape[1]), value=1)
-            over = torch.isin(ids[:, width:], stops).any(1) | (ids.shape[1] == width + max_new_tokens)
-            tell(dict(zip(rows[over].tolist(), ids[over, width:].tolist())))
+            over = torch.isin(ids[:, width:], torch.tensor(self.ends, device=self.device)).any(1)
+            over |= ids.shape[1] == width + limit
+            yield dict(zip(rows[over].tolist(), ids[over, width:].tolist()))
             rows, ids, mask, chosen = rows[~over], ids[~over], mask[~over], ~over
 
-    def sample(prompts: list[Messages], n: int, ended: Callable | None = None) -> list[list[Completion] | None]:
-        nonlocal most, halved
-        encoded = [tuple(encode(tokenizer, messages, enable_thinking)) for messages in prompts]
-        draws = n if temperature > 0 else 1
-        answers: list[list[Any] | None] = [[None] * draws if len(ids) + max_new_tokens <= context else None for ids in encoded]
-        rows = [(i, j) for i, answer in enumerate(answers) if answer for j in range(draws)]
-        rows.sort(key=lambda row: (len(encoded[row[0]]), encoded[row[0]]))  # similar lengths together, equal prompts side by side
-        tokens = lambda row: len(encoded[row[0]]) + max_new_tokens
 
-        def tell(told: dict[int, list[int]]) -> None:
-            for number, ids in told.items():
-                i, j = batch[number]
-                ids = ids[:next((k + 1 for k, token in enumerate(ids) if token in ends), len(ids))]  # what follows is padding
-                text = tokenizer.decode(ids, skip_special_tokens=True)
-                answers[i][j] = Completion(text, list(encoded[i]), ids, truncated=ids[-1] not in ends)
-            if ended and told:
-                ended([(i, answers[i][j]) for i, j in map(batch.__getitem__, told)])
-
-        training, defaults = model.training, plain.generation_config
-        model.eval()  # dropout would make the sampled distribution another than the trained one
-        # A checkpoint's own defaults (top_k, repetition_penalty, ...) fill every field that a call leaves unset, and the
-        # log-probabilities of training know nothing of them: so for the call the model has no defaults at all.
-        plain.generation_config = GenerationConfig(eos_token_id=sorted(ends), pad_token_id=pad)
-        try:
-            with autocast(device):
-                fitting = token_budget or fitting_tokens(model, max_new_tokens)
-                while rows:
-                    size = 1
-                    while size < len(rows) and (size + 1) * tokens(rows[size]) <= min(most, fitting):
-                        size += 1
-                    batch = rows[:size]
-                    count = Counter(encoded[i] for i, _ in batch)  # in the order of the batch
-                    try:
-                        generate(list(map(list, count)), list(count.values()), tell)
-                    except torch.OutOfMemoryError:
-                        if size == 1:
-                            raise
-                        most, halved = size * tokens(batch[-1]) // 2, halved + 1
-                        warnings.warn(f"out of memory while sampling {size} completions of up to {max_new_tokens} tokens: from here "
-                                      f"on a batch holds at most {most} tokens, prompts included (halved {halved} times so far)")
-                        continue  # all of the batch anew: to keep the rows that had ended would favour short ones
-                    rows = rows[size:]
-        finally:
-            plain.generation_config = defaults
-            model.train(training)
-        return [a if a is None or draws == n else a * n for a in answers]
-
-    return sample
+make_sampler = Sampler  # to its callers it is one function among others: any `sample` will do
 
 
 class Room(DynamicLayer):
