@@ -46,13 +46,6 @@ def iterate(problems: list, sample: Callable, execute: Callable, iterations: int
     return [list(walk(tree)) for tree in trees]
 
 
-def iter_k(chains: list[list[Node]], k: int) -> float:
-    """Iter-k: the share of chains solved (all tests) within k attempts; Iter-1 is pass@1, and it never falls with k."""
-    if k < 1 or not chains:
-        raise ValueError(f"Iter-k needs k >= 1 and at least one chain, got k={k} and {len(chains)} chains")
-    return sum(any(node.solved for node in chain[:k]) for chain in chains) / len(chains)
-
-
 def pass_at_k(n: int, c: int, k: int) -> float:
     """Unbiased pass@k of ONE problem from n samples, c of them right: 1 - C(n - c, k) / C(n, k), in exact integers.
 
@@ -133,21 +126,21 @@ def summarise(problems: list, rows: list[dict], iterations: int) -> dict:
             solved_at.append(None)
         if row["solved"] and solved_at[-1] is None:
             solved_at[-1] = row["turn"]
-    iter_k, control = {}, {}
+    scores = {"Iter-k": {}, "pass@k": {}}
     for name, group in grouped(per).items():
-        iter_k[name] = [score([share(entry, k) for entry in group]) for k in range(1, iterations + 1)]
+        scores["Iter-k"][name] = [score([iter_k(entry, k) for entry in group]) for k in range(1, iterations + 1)]
         if group[0]["control"]:
             n, right = len(group[0]["control"]), [sum(map(bool, entry["control"])) for entry in group]
-            control[name] = [score([pass_at_k(n, c, k) for c in right]) for k in range(1, iterations + 1)]
+            scores["pass@k"][name] = [score([pass_at_k(n, c, k) for c in right]) for k in range(1, iterations + 1)]
     counts = {kind: count(rows, kind) for kind in ("chain", "control")}
     rates = {name: counts["chain"][name] / max(1, counts["chain"]["later" if name == "repeated" else "attempts"])
              for name in ("repeated", "truncated", "timeout", "no_code")}
-    return {"iterations": iterations, "Iter-k": iter_k, "pass@k": control, "counts": counts, "rates": rates,
+    return {"iterations": iterations, **scores, "counts": counts, "rates": rates,
             "feedback": dict(Counter(entry["feedback"] for entry in per.values())), "problems": per}
 
 
-def share(entry: dict, k: int) -> float:
-    """Share of a problem's chains that were solved within k attempts: the unbiased estimate of Iter-k on it."""
+def iter_k(entry: dict, k: int) -> float:
+    """Iter-k on one problem: the share of its chains solved (all tests) within k attempts; Iter-1 is pass@1."""
     return sum(turn is not None and turn <= k for turn in entry["chain"]) / len(entry["chain"])
 
 
@@ -201,7 +194,7 @@ def compare(a: dict, b: dict) -> pandas.DataFrame:
     for name, group in grouped(per).items():
         single = all(len(entry["chain"]) == len(entry["other"]["chain"]) == 1 for entry in group)
         for k in range(1, min(a["iterations"], b["iterations"]) + 1):
-            before, after = np.array([(share(entry, k), share(entry["other"], k)) for entry in group]).T
+            before, after = np.array([(iter_k(entry, k), iter_k(entry["other"], k)) for entry in group]).T
             gained, lost, (low, high) = (after > before).sum(), (after < before).sum(), bootstrap(after - before)
             rows.append({"problems": name, "n": len(group), "k": k, "A": before.mean(), "B": after.mean(),
                          "B - A": (after - before).mean(), "low": low, "high": high, "gained": gained, "lost": lost,

@@ -11,16 +11,14 @@ B rows, P and C the longest prompt and completion among them, V the vocabulary.
 """
 
 import itertools
+import os.path
 import warnings
 from collections.abc import Sequence
-from contextlib import nullcontext
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
-from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 Row = tuple[Sequence[int], Sequence[int]]  # (prompt_ids, completion_ids), as sampled
@@ -163,7 +161,7 @@ def rows_logprobs(
            |         +- c      parent    -  0  1  2  2  0      its position is its depth, so that it cannot tell the
            +- d                position  0  1  2  3  3  1      tree from its own row. Its parent's logits score it.
 
-    Attention is computed along each row's path alone (`_Paths`), not over all that the mask would hide. Of the logits, at
+    Attention is computed along each row's path alone (`_PathMask`), not over all that the mask would hide. Of the logits, at
     most CHUNK numbers exist at a time: each chunk is made again in the backward. The mask of T tokens holds T * T numbers,
     64 MB in float32 for T = 4,096: `micro_batches` keeps T within a budget. A model for which all this would be wrong
     (`why_padded`) gets padded rows, and a warning says why.
@@ -182,7 +180,7 @@ def rows_logprobs(
 
     head = model.get_output_embeddings()
     chunks = slots.split(max(1, CHUNK // head.weight.shape[0]))
-    scores = [checkpoint(lambda *of: _select(head(of[0]), of[1], temperature), states[parents[at].to(device)],
+    scores = [checkpoint(lambda *of: _select(head(of[0]), of[1], temperature), states.index_select(0, parents[at].to(device)),
                          tokens[at].to(device), use_reentrant=False, preserve_rng_state=False) for at in chunks]
     flat = torch.cat(scores)  # row after row: the order in which masked_scatter fills the mask
     return flat.new_zeros(mask.shape).masked_scatter(mask, flat), mask
@@ -197,9 +195,8 @@ def micro_batches(rows: Sequence[Row], token_budget: int, packed: bool = True) -
     # Packed: in the order of their ids, neighbours share the most. Padded: of one length, rows need no padding.
     for i in sorted(range(len(rows)), key=ids.__getitem__ if packed else lambda i: -len(ids[i])):
         batch = [*batches[-1], i] if batches else [i]
-        if packed and len(batch) > 1:
-            last = ids[batch[-2]]
-            size += len(ids[i]) - next((n for n, (x, y) in enumerate(zip(last, ids[i])) if x != y), len(last))
+        if packed:
+            size += len(ids[i]) - len(os.path.commonprefix([ids[j] for j in batch[-2:]]))
         else:
             size = len(batch) * sum(max(len(rows[j][part]) for j in batch) for part in (0, 1))
         if len(batch) > 1 and size <= token_budget:
@@ -246,49 +243,39 @@ def _last_states(model: Any, tokens: Tensor, paths: list[tuple[int, Tensor]]) ->
     head, seen = model.get_output_embeddings(), []
     hook = head.register_forward_pre_hook(lambda _, args: seen.append(args[0]) or args[0][:, :1])
     mask = torch.zeros_like(visible, dtype=model.dtype).masked_fill(~visible, torch.finfo(model.dtype).min)
-    along = _Paths(paths, tokens.device)
-    # With gradient checkpointing the backward computes each layer again, long after this `with`: there, too, along the
-    # paths. (Where it is reentrant it knows no context, and the mask does the same, more slowly.)
-    layers = [module for module in model.modules() if getattr(module, "gradient_checkpointing", False)]
-    again = {layer: layer._gradient_checkpointing_func for layer in layers
-             if not getattr(layer._gradient_checkpointing_func, "keywords", {}).get("use_reentrant")}
-    for module, function in again.items():
-        module._gradient_checkpointing_func = partial(function, context_fn=lambda: (nullcontext(), along))
+    mask = mask[None, None].as_subclass(_PathMask)
+    ends = itertools.accumulate(new for new, _ in paths)
+    mask.parts = [(slice(end - new, end), path.to(tokens.device)) for end, (new, path) in zip(ends, paths) if new]
     try:
-        with along:
-            logits = model(tokens[None], attention_mask=mask[None, None], position_ids=visible.sum(1)[None] - 1,
-                           use_cache=False).logits
+        logits = model(tokens[None], attention_mask=mask, position_ids=visible.sum(1)[None] - 1, use_cache=False).logits
     finally:
         hook.remove()
-        for module, function in again.items():
-            module._gradient_checkpointing_func = function
     with torch.no_grad():
         same = torch.equal(head(seen[0][:, :1]), logits)
     return seen[0][0] if same else None
 
 
-class _Paths(TorchFunctionMode):
-    """In place of a model's attention over all T tokens, that of each row's new tokens over their own path: the mask hides
-    all else from them. Other attention than torch's own (`eager`) is left as it is."""
+class _PathMask(Tensor):
+    """A mask (1, 1, T, T) with which torch computes, in place of a model's attention over all T tokens, that of each row's
+    new tokens over their own path: it hides all else from them. To other attention (`eager`) it is a mask like any."""
 
-    def __init__(self, paths: list[tuple[int, Tensor]], device: torch.device) -> None:
-        super().__init__()
-        ends = itertools.accumulate(new for new, _ in paths)
-        self.parts = [(slice(end - new, end), path.to(device)) for end, (new, path) in zip(ends, paths) if new]
-        self.total = sum(new for new, _ in paths)
+    parts: list[tuple[slice, Tensor]]  # per row: the slots of its new tokens, and its path
 
-    def __torch_function__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
-        mask = kwargs.get("attn_mask")  # (1, 1 or heads, T, T)
-        if function is not scaled_dot_product_attention or mask is None or args[0].shape[2] != self.total:
-            return function(*args, **kwargs)
+        mask = kwargs.get("attn_mask")
+        with torch._C.DisableTorchFunctionSubclass():
+            if function is not scaled_dot_product_attention or mask is None or args[0].shape[2] != mask.shape[2]:
+                return function(*args, **kwargs)
 
-        def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:  # each (1, heads, T, width)
-            return torch.cat([function(query[:, :, new], key[:, :, path], value[:, :, path],
-                                       **kwargs | {"attn_mask": mask[:, :, new][..., path]}) for new, path in self.parts], 2)
+            def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:  # each (1, heads, T, width)
+                hides = mask.as_subclass(Tensor)
+                return torch.cat([function(query[:, :, new], key[:, :, path], value[:, :, path],
+                                           **kwargs | {"attn_mask": hides[:, :, new][..., path]}) for new, path in mask.parts], 2)
 
-        # Made again in the backward, or every row's copy of the shared keys and values would be kept until then.
-        return checkpoint(attend, *args[:3], use_reentrant=False, preserve_rng_state=kwargs.get("dropout_p", 0.0) > 0)
+            # Made again in the backward, or every row's copy of the shared keys and values would be kept until then.
+            return checkpoint(attend, *args[:3], use_reentrant=False, preserve_rng_state=kwargs.get("dropout_p", 0.0) > 0)
 
 
 def _select(logits: Tensor, ids: Tensor, temperature: float) -> Tensor:

@@ -429,7 +429,7 @@ class Run:
             stats = timed(self.seconds, "updating", update)(self.model, self.optimizer, kept, config, self.reference, pad,
                                                             {id(node) for tree in self.mine for node in walk(tree)})
         except FloatingPointError as error:
-            write(self.folder / "nonfinite.json", [with_ids(tree) for tree in trees])
+            write(self.folder / "nonfinite.json", [to_dict(tree, ids=True) for tree in trees])
             raise ValueError(f"step {step}: {error}; its trees are in {self.folder / 'nonfinite.json'}") from error
         return {"step": step, **describe(trees, kept, config.turns), **stats, "lr": rate, **self.seconds}
 
@@ -640,15 +640,10 @@ class Signals(list):
 
 def gather_trees(trees: list[Node] | None, rank: int) -> list[Node] | None:
     """The trees of all ranks, a rank's own as they are; None if a signal kept one of the ranks from growing its own."""
-    shares = gather(trees and [with_ids(tree) for tree in trees]) if dist.is_initialized() else [trees]
+    shares = gather(trees and [to_dict(tree, ids=True) for tree in trees]) if dist.is_initialized() else [trees]
     if None in shares:
         return None
     return [tree for i, plain in enumerate(shares) for tree in (trees if i == rank else map(from_dict, plain))]
-
-
-def with_ids(node: Node) -> dict:
-    ids = {"prompt_ids": node.prompt_ids, "completion_ids": node.completion_ids}
-    return to_dict(node) | ids | {"children": [with_ids(child) for child in node.children]}
 
 
 def sum_gradients(model: Any) -> None:

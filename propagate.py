@@ -9,7 +9,7 @@ Needs numpy and nothing else of this project: copy the file into yours. `python 
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -26,7 +26,7 @@ def mars(node: Any) -> float:
 
     There is no discount, so R(n) is the largest reward in the subtree of n.
     """
-    return _leaves_first(node, _max_rule)[-1][1]
+    return max([_reward(node), *map(mars, node.children)])
 
 
 def mers(node: Any, turns: int, gamma: float) -> float:
@@ -37,15 +37,25 @@ def mers(node: Any, turns: int, gamma: float) -> float:
 
     ValueError: `gamma` outside [0, 1]; `turns` not a whole number of at least 1, or a node at turn S has children.
     """
-    return _leaves_first(node, partial(_mean_rule, turns=turns, gamma=gamma))[-1][1]
+    if not isinstance(turns, int) or turns < 1:
+        raise ValueError(f"MERS needs turns, the paper's S, as a whole number of at least 1, not {turns!r}")
+    if not 0 <= gamma <= 1:
+        raise ValueError(f"gamma must lie in [0, 1], not {gamma}: it discounts what the children reach")
+    if not node.children:
+        return _reward(node)
+    if node.turn >= turns:
+        raise ValueError(f"a node of turn {node.turn} has children, but turns is {turns}: pass the tree's own S")
+    # fsum rounds once, so that the mean does not depend on the order of the siblings
+    below = math.fsum(mers(child, turns, gamma) for child in node.children)
+    return (_reward(node) + gamma * below / len(node.children)) / (turns - node.turn + 1)
 
 
 def propagate(tree: Any, rule: str = "mars", turns: int | None = None, gamma: float = 1.0) -> None:
-    """Write `.credit` into `tree` and every node below it, leaves first; `.reward` stays what the executor said.
+    """Write `.credit` into `tree` and every node below it; `.reward` stays what the executor said.
 
     rule: "mars", "mers" (needs `turns`, S in the paper, and reads `gamma`) or "none", R(n) = r(n): the ablation, and,
-    with one turn, plain GRPO. Each node is visited once, and a second call gives the same credits. A root of turn 0 has no attempt of
-    its own: its reward may be None and counts as 0, and its credit is used by nobody.
+    with one turn, plain GRPO. A second call gives the same credits. A root of turn 0 has no attempt of its own: its
+    reward may be None and counts as 0, and its credit is used by nobody.
 
     >>> from types import SimpleNamespace as Node
     >>> repaired = Node(reward=0.0, turn=1, children=[Node(reward=r, turn=2, children=[]) for r in (1.0, 0.0)])
@@ -54,12 +64,13 @@ def propagate(tree: Any, rule: str = "mars", turns: int | None = None, gamma: fl
     >>> propagate(repaired, "mers", turns=2, gamma=0.9); repaired.credit
     0.225
     """
-    mean_rule = partial(_mean_rule, turns=turns, gamma=gamma)
-    rules = {"mars": _max_rule, "mers": mean_rule, "none": lambda node, reward, below: reward}
+    rules = {"mars": mars, "mers": partial(mers, turns=turns, gamma=gamma), "none": _reward}
     if rule not in rules:
         raise ValueError(f"unknown credit rule {rule!r}: use one of {', '.join(rules)}")
-    for node, credit in _leaves_first(tree, rules[rule]):
-        node.credit = credit
+    nodes = [tree]
+    for node in nodes:  # the list grows while it is read, until every node is in it
+        nodes += node.children
+        node.credit = rules[rule](node)
 
 
 def group_advantages(credits: Sequence[float], scale: bool = True, eps: float = 1e-4, ddof: int = 0) -> list[float]:
@@ -121,35 +132,11 @@ def intra_prune(group: Sequence[Any], budget: int | None) -> list[Any]:
     return [group[i] for i in best]
 
 
-def _max_rule(node: Any, reward: float, below: list[float]) -> float:
-    return max([reward, *below])
-
-
-def _mean_rule(node: Any, reward: float, below: list[float], turns: int | None, gamma: float) -> float:
-    if not isinstance(turns, int) or turns < 1:
-        raise ValueError(f"MERS needs turns, the paper's S, as a whole number of at least 1, not {turns!r}")
-    if not 0 <= gamma <= 1:
-        raise ValueError(f"gamma must lie in [0, 1], not {gamma}: it discounts what the children reach")
-    if not below:
-        return reward
-    if node.turn >= turns:
-        raise ValueError(f"a node of turn {node.turn} has children, but turns is {turns}: pass the tree's own S")
-    # fsum rounds once, so that the mean does not depend on the order of the siblings
-    return (reward + gamma * math.fsum(below) / len(below)) / (turns - node.turn + 1)
-
-
-def _leaves_first(root: Any, rule: Callable[[Any, float, list[float]], float]) -> list[tuple[Any, float]]:
-    """(node, credit) of every node, children before parents, root last; a loop, so that no tree is too deep."""
-    nodes = [root]
-    for node in nodes:  # grows while it is read: breadth first, which reversed puts every child before its parent
-        nodes.extend(node.children)
-    credit: dict[int, float] = {}
-    for node in reversed(nodes):
-        reward = 0.0 if node.reward is None and node.turn == 0 else node.reward
-        if reward is None or not math.isfinite(reward):
-            raise ValueError(f"a node of turn {node.turn} has reward {reward}: execute every node, then propagate")
-        credit[id(node)] = rule(node, float(reward), [credit[id(child)] for child in node.children])
-    return [(node, credit[id(node)]) for node in reversed(nodes)]
+def _reward(node: Any) -> float:
+    reward = 0.0 if node.reward is None and node.turn == 0 else node.reward
+    if reward is None or not math.isfinite(reward):
+        raise ValueError(f"a node of turn {node.turn} has reward {reward}: execute every node, then propagate")
+    return float(reward)
 
 
 def _array(credits: Sequence[float]) -> np.ndarray:

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
@@ -28,35 +29,28 @@ from tree import Messages, encode, first_messages, refinement_messages
 
 WORLDS = ("doctest", "cutoff")
 INPUTS = range(16)
-# World A: stratum, docstring, program, its function, its constants. Families that share a docstring are what a prompt
-# leaves open; the order within a stratum is also the order of popularity in the demonstrations.
+# World A: stratum, docstring, program, its constants. Families that share a docstring are what a prompt leaves open; the
+# order within a stratum is also the order of popularity in the demonstrations.
 FAMILIES = [
-    ("easy", "add to x", "x + {a}", lambda x, a: x + a, [range(1, 6)]),
-    ("easy", "constant", "{a}", lambda x, a: a, [range(16)]),
-    ("medium", "clamp x", "min(x, {a})", lambda x, a: min(x, a), [range(3, 13)]),
-    ("medium", "clamp x", "max(x, {a})", lambda x, a: max(x, a), [range(3, 13)]),
-    ("medium", "mask x", "x if x > {a} else 0", lambda x, a: x if x > a else 0, [range(3, 13)]),
-    ("medium", "mask x", "x if x < {a} else 0", lambda x, a: x if x < a else 0, [range(3, 13)]),
-    ("hard", "clamp x twice", "max({a}, min(x, {b}))", lambda x, a, b: max(a, min(x, b)), [range(2, 8), range(8, 14)]),
-    ("hard", "replace x", "x if x > {a} else {b}", lambda x, a, b: x if x > a else b, [range(3, 13), range(1, 6)]),
-    ("hard", "replace x", "x if x < {a} else {b}", lambda x, a, b: x if x < a else b, [range(3, 13), range(1, 6)]),
+    ("easy", "add to x", "x + {}", [range(1, 6)]),
+    ("easy", "constant", "{}", [range(16)]),
+    ("medium", "clamp x", "min(x, {})", [range(3, 13)]),
+    ("medium", "clamp x", "max(x, {})", [range(3, 13)]),
+    ("medium", "mask x", "x if x > {} else 0", [range(3, 13)]),
+    ("medium", "mask x", "x if x < {} else 0", [range(3, 13)]),
+    ("hard", "clamp x twice", "max({}, min(x, {}))", [range(2, 8), range(8, 14)]),
+    ("hard", "replace x", "x if x > {} else {}", [range(3, 13), range(1, 6)]),
+    ("hard", "replace x", "x if x < {} else {}", [range(3, 13), range(1, 6)]),
 ]
 DEF = "def f(x): return "
 LEVELS = ("easy", "medium", "hard")
-
-
-def programs() -> dict[str, dict[str, list[tuple[str, tuple[int, ...]]]]]:
-    """World A's programs: stratum -> docstring -> [(expression, its values on INPUTS)]."""
-    table: dict = {level: {} for level in LEVELS}
-    for level, doc, template, function, ranges in FAMILIES:
-        for constants in itertools.product(*ranges):
-            expression = template.format(**dict(zip("ab", constants, strict=False)))  # our own text, not a model's
-            values = tuple(function(x, *constants) for x in INPUTS)
-            table[level].setdefault(doc, []).append((expression, values))
-    return table
-
-
-PROGRAMS = programs()
+PROGRAMS: dict[str, dict[str, list[str]]] = {level: {} for level in LEVELS}  # stratum -> docstring -> expressions
+VALUES: dict[str, tuple[int, ...]] = {}  # expression -> its values on INPUTS
+for level, doc, template, ranges in FAMILIES:
+    for constants in itertools.product(*ranges):
+        expression = template.format(*constants)
+        PROGRAMS[level].setdefault(doc, []).append(expression)
+        VALUES[expression] = tuple(eval(expression, {"x": x}) for x in INPUTS)  # our own text, never a model's
 
 
 def problems(world: str, split: str = "train", n: int = 1, seed: int = 0) -> list[Problem]:
@@ -69,18 +63,15 @@ def problems(world: str, split: str = "train", n: int = 1, seed: int = 0) -> lis
         return [cutoff_problem(i % 16 + 1 if split == "test" else rng.randint(1, 16)) for i in range(n)]
     if world != "doctest":
         raise ValueError(f"unknown toy world {world!r}: expected one of {', '.join(WORLDS)}")
-    made = []
-    while len(made) < n:
-        problem = doctest_problem(rng)
-        if problem[1] == split:
-            made.append(problem[0])
-    return made
+    drawn = (doctest_problem(rng) for _ in itertools.count())
+    return list(itertools.islice((problem for problem, its_split in drawn if its_split == split), n))
 
 
 def doctest_problem(rng: random.Random) -> tuple[Problem, str]:
     level = rng.choice(LEVELS)
     doc = rng.choice(list(PROGRAMS[level]))
-    expression, values = rng.choice(PROGRAMS[level][doc])
+    expression = rng.choice(PROGRAMS[level][doc])
+    values = VALUES[expression]
     xs = rng.sample(INPUTS, 6)  # the first is the example in the prompt
     # A model of this size does not add what it has not seen added, so easy problems are held out by two inputs.
     key = f"{expression} | {xs[:2] if level == 'easy' else xs[0]}"
@@ -121,9 +112,6 @@ def feedback_on(problem: Problem, expression: str) -> str:
     return ""
 
 
-VALUES = {expression: values for docs in PROGRAMS.values() for listed in docs.values() for expression, values in listed}
-
-
 def demonstration(world: str, rng: random.Random) -> tuple[Messages, str]:
     """One (prompt, program) pair to imitate: a chat with 0 to 4 failed attempts, and the next attempt."""
     problem = problems(world, "train", 1, rng.getrandbits(48))[0]
@@ -133,27 +121,26 @@ def demonstration(world: str, rng: random.Random) -> tuple[Messages, str]:
     messages, failed = first_messages(problem), None
     for _ in range(rng.choices(range(5), [50, 30, 8, 6, 6])[0]):
         if failed is None or rng.random() < 0.5:
-            failed = rng.choice([expression for expression, _ in listed if feedback_on(problem, expression)])
+            failed = rng.choice([program for program in listed if feedback_on(problem, program)])
         messages = refinement_messages(messages, DEF + failed, feedback_on(problem, failed))
     right, repeat, luck = 0.7 if failed is None else 0.4, 0.0 if failed is None else 0.5, rng.random()
     if luck < right:
         return messages, problem.reference
     if luck < right + repeat:
         return messages, DEF + failed
-    return messages, DEF + listed[min(int(rng.expovariate(0.25)), len(listed) - 1)][0]  # the popular ones come first
+    return messages, DEF + listed[min(int(rng.expovariate(0.25)), len(listed) - 1)]  # the popular ones come first
 
 
 def cutoff_demonstration(problem: Problem, rng: random.Random) -> tuple[Messages, str]:
     """Mostly sensible guesses, then a uniformly random one among the cut-offs that the feedback leaves open."""
-    messages, low, high, depth = first_messages(problem), 1, 16, rng.randrange(5)
-    while depth:
+    messages, low, high = first_messages(problem), 1, 16
+    for _ in range(rng.randrange(5)):
         guess = rng.randint(low, high) if rng.random() < 0.9 else rng.randint(1, 16)
         feedback = feedback_on(problem, f"x < {guess}")
         if not feedback:
             break  # found: the demonstration is this guess, one of those that were open
         messages = refinement_messages(messages, f"{DEF}x < {guess}", feedback)
         low, high = (max(low, guess + 1), high) if feedback.endswith("True") else (low, min(high, guess - 1))
-        depth -= 1
     return messages, f"{DEF}x < {rng.randint(low, high)}"
 
 
@@ -224,9 +211,9 @@ def batches(tokenizer: Any, world: str, rng: random.Random, steps: int, batch: i
     for messages, program in (demonstration(world, rng) for _ in range(min(24_000, steps * batch))):
         prompt = encode(tokenizer, messages)
         answer = tokenizer(program, add_special_tokens=False)["input_ids"] + [tokenizer.eos_token_id]
-        buckets.setdefault(len(messages), []).append((prompt + answer, [-100] * len(prompt) + answer))
+        row = torch.tensor(prompt + answer), torch.tensor([-100] * len(prompt) + answer)
+        buckets.setdefault(len(messages), []).append(row)
     for _ in range(steps):
-        chunk = rng.choices(*rng.choices(list(buckets.values()), [len(rows) for rows in buckets.values()]), k=batch)
-        width = max(len(ids) for ids, _ in chunk)
-        yield (torch.tensor([ids + [0] * (width - len(ids)) for ids, _ in chunk]),
-               torch.tensor([labels + [-100] * (width - len(labels)) for _, labels in chunk]))
+        (bucket,) = rng.choices(list(buckets.values()), list(map(len, buckets.values())))
+        ids, labels = zip(*rng.choices(bucket, k=batch))
+        yield pad_sequence(ids, batch_first=True), pad_sequence(labels, batch_first=True, padding_value=-100)

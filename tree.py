@@ -22,8 +22,9 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -68,7 +69,7 @@ class Node:
     credit: float = 0.0  # reward after propagation: what training uses
     advantage: float = 0.0
     kept: bool = True  # False once pruned
-    problem: Any = None  # on the root only
+    problem: Any = None
 
 
 def build_trees(
@@ -85,69 +86,66 @@ def build_trees(
     """
     if turns < 1 or group_size < 1:
         raise ValueError(f"a tree needs turns >= 1 and group_size >= 1, got turns={turns}, group_size={group_size}")
-    trees = [Node(turn=0, problem=problem) for problem in problems]
-    frontier = [(tree, tree, first_messages(tree.problem)) for tree in trees]  # (root, parent, prompt of its children)
-    program = lambda root, completion: extract_code(completion.text, root.problem.entry_point)
-    with Judge(execute) as judge:
-        for turn in range(1, turns + 1):
-            if not frontier:
-                break
-            ended = lambda some: judge.start([(frontier[i][0], program(frontier[i][0], c)) for i, c in some])
-            answers = sample([prompt for _, _, prompt in frontier], group_size, *([ended] if overlap else []))
+    trees = frontier = [Node(turn=0, problem=problem) for problem in problems]
+    with closing(Verdicts(execute)) as verdicts:
+        while frontier and frontier[0].turn < turns:
+            ended = lambda some: verdicts.start([attempt(frontier[i], completion) for i, completion in some], beside=True)
+            answers = sample([next_prompt(node) for node in frontier], group_size, *([ended] if overlap else []))
             if len(answers) != len(frontier):
                 raise ValueError(f"sample() got {len(frontier)} prompts and answered {len(answers)}")
-            grown = []
-            for (root, parent, prompt), completions in zip(frontier, answers, strict=True):
+            for parent, completions in zip(frontier, answers, strict=True):
                 if completions is None:
                     parent.unexpanded = "too long"
-                    continue
-                if len(completions) != group_size:
+                elif len(completions) == group_size:
+                    parent.children = [attempt(parent, completion) for completion in completions]
+                else:
                     raise ValueError(f"sample() was asked for {group_size} completions a prompt and gave {len(completions)}")
-                for c in completions:
-                    node = Node(turn, prompt, c.prompt_ids, c.completion_ids, c.text, program(root, c), c.truncated)
-                    parent.children.append(node)
-                    grown.append((root, node))
-            judge.start([(root, node.code) for root, node in grown])
-            for root, node in grown:
-                result = judge.result(root, node.code)
+            grown = [node for parent in frontier for node in parent.children]
+            verdicts.start(grown)
+            for node in grown:
+                result = verdicts.of(node)
                 if result.status == "unscorable":  # a broken problem must not look like a wrong answer
-                    raise ValueError(f"problem {root.problem.id!r} cannot be scored ({result.feedback}): leave it out")
+                    raise ValueError(f"problem {node.problem.id!r} cannot be scored ({result.feedback}): leave it out")
                 node.reward, node.status, node.feedback = result.reward, result.status, result.feedback
                 node.solved, node.public_passed = result.reward == 1.0, result.public_passed
-            frontier = [(root, node, refinement_messages(node.prompt, node.text, node.feedback))
-                        for root, node in grown if not stop(node)]
+            frontier = [node for node in grown if not stop(node)]
     return trees
 
 
-class Judge:
-    """Runs the programs of a forest in a thread of its own, so that sampling may go on. A policy repeats itself: equal
-    programs are run once in a tree's life."""
+def next_prompt(node: Node) -> Messages:
+    """What a node's children are sampled from."""
+    return refinement_messages(node.prompt, node.text, node.feedback) if node.turn else first_messages(node.problem)
+
+
+def attempt(parent: Node, c: Completion) -> Node:
+    code = extract_code(c.text, parent.problem.entry_point)
+    return Node(parent.turn + 1, next_prompt(parent), c.prompt_ids, c.completion_ids, c.text, code, c.truncated,
+                problem=parent.problem)
+
+
+class Verdicts:
+    """What the executor says of the programs of a forest. A policy repeats itself: equal programs for a problem are run once."""
 
     def __init__(self, execute: Callable) -> None:
-        self.execute, self.thread, self.found = execute, ThreadPoolExecutor(1), {}  # (root's id, program) -> (results, place)
+        self.execute, self.thread, self.found = execute, ThreadPoolExecutor(1), {}  # found: (problem, program) -> its place
 
-    def __enter__(self) -> "Judge":
-        return self
-
-    def __exit__(self, *_: Any) -> None:
+    def close(self) -> None:
         self.thread.shutdown(wait=False, cancel_futures=True)  # what runs already is its caller's to end (executor.close)
 
-    def start(self, programs: list[tuple[Node, str]]) -> None:
-        """Begin with what is new of these (root, program)."""
-        jobs = {(id(root), code): (root.problem, code) for root, code in programs if (id(root), code) not in self.found}
+    def start(self, nodes: list[Node], beside: bool = False) -> None:
+        """Run the programs of these that are new, now or, in another thread, beside what comes next."""
+        jobs = {(id(node.problem), node.code): (node.problem, node.code) for node in nodes}
+        jobs = {key: job for key, job in jobs.items() if key not in self.found}
         if jobs:
-            results = self.thread.submit(self.run, list(jobs.values()))
-            self.found.update((job, (results, place)) for place, job in enumerate(jobs))
+            run = partial(self.execute, list(jobs.values()))
+            results = self.thread.submit(run).result if beside else (lambda done=run(): done)
+            self.found |= {key: (results, place, len(jobs)) for place, key in enumerate(jobs)}
 
-    def run(self, jobs: list) -> list:
-        results = self.execute(jobs)
-        if len(results) != len(jobs):
-            raise ValueError(f"execute() got {len(jobs)} jobs and answered {len(results)}")
-        return results
-
-    def result(self, root: Node, code: str) -> Any:
-        results, place = self.found[id(root), code]
-        return results.result()[place]
+    def of(self, node: Node) -> Any:
+        results, place, asked = self.found[id(node.problem), node.code]
+        if len(results()) != asked:
+            raise ValueError(f"execute() got {asked} jobs and answered {len(results())}")
+        return results()[place]
 
 
 def walk(tree: Node) -> Iterator[Node]:
@@ -178,8 +176,9 @@ def refinement_messages(messages: Messages, text: str, feedback: str) -> Message
     return messages + [{"role": "assistant", "content": text}, {"role": "user", "content": request}]
 
 
-FENCE = re.compile(r"^[ \t]*`{3,}[ \t]*(.*?)[ \t]*$")
+FENCE = re.compile(r"^[ \t]*`{3,}[ \t]*(.*?)[ \t]*$\n?", re.MULTILINE)
 PYTHON_TAG = re.compile(r"(?:python3?|py)(?:[ \t]+|$)", re.IGNORECASE)
+OTHER_TAG = re.compile(r"[\w+#.-]+")
 
 
 def extract_code(text: str, entry_point: str = "") -> str:
@@ -195,28 +194,21 @@ def extract_code(text: str, entry_point: str = "") -> str:
     text = text.rpartition("</think>")[2].replace("\r\n", "\n")
     if "<think>" in text:
         return ""
-    blocks, outside, block = [], [], None  # block: the lines of the fence that is open, or None
-    for line in text.split("\n"):
-        fence = FENCE.match(line)
-        if fence is None:
-            (outside if block is None else block).append(line)
-        elif block is not None and not fence[1]:  # a bare fence closes
-            blocks.append(block)
-            block = None
-        else:  # one with text opens, even inside an unclosed block
-            blocks += [block] if block is not None else []
-            info, is_python = fence[1], PYTHON_TAG.match(fence[1])
-            inline = info[is_python.end():] if is_python else info
-            other = not is_python and re.fullmatch(r"[\w+#.-]+", info)  # one bare word: another language's tag
-            block = ["\0"] if other else [inline] if inline else []
-    if block and block[-1].rstrip().endswith("```"):
-        block[-1] = block[-1].rstrip().rstrip("`")  # closed on the last line of the code itself
-    blocks += [block] if block is not None else []
-    programs = [code for code in ("\n".join(b) for b in blocks) if code.strip() and not code.startswith("\0")]
+    text = re.sub(r"(?<=[^`\s])[ \t]*`{3,}\s*\Z", "\n```", text)  # closed on the last line of the code itself
+    outside, *fenced = FENCE.split(text)
+    programs, is_open = [], False
+    for info, block in zip(fenced[::2], fenced[1::2], strict=True):  # what stands on a fence's own line, and below it
+        is_open = info != "" or not is_open  # a bare fence closes; one with text opens, even inside an unclosed block
+        tag = PYTHON_TAG.match(info)
+        if not is_open:
+            outside += block
+        elif tag or not OTHER_TAG.fullmatch(info):
+            programs.append((info[tag.end():] if tag else info) + "\n" + block)
+    programs = [code.strip("\n") for code in programs if code.strip()]
     defining = [code for code in programs if entry_point and defines(code, entry_point.rpartition(".")[2])]
     if programs:
         return (defining or programs)[-1]
-    plain = "\n".join(outside).strip("\n")
+    plain = outside.strip("\n")
     return plain if plain.strip() and parse(plain) is not None else ""
 
 
@@ -229,13 +221,9 @@ def parse(code: str) -> ast.Module | None:
 
 
 def defines(code: str, name: str) -> bool:
-    """Whether a program defines `name` (function, method, class or variable), even one with a syntax error."""
-    module = parse(code)
-    if module is None:
-        return re.search(rf"^\s*(?:async\s+def|def|class)\s+{re.escape(name)}\b", code, re.MULTILINE) is not None
-    return any(getattr(n, "name", getattr(n, "id", None)) == name for n in ast.walk(module)
-               if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
-               or isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
+    """Whether a program defines `name` (function, method, class, variable); by its text, as it may hold a syntax error."""
+    name = re.escape(name)
+    return re.search(rf"^\s*((async\s+)?def|class)\s+{name}\b|^\s*{name}\s*(:[^=\n]*)?=(?!=)", code, re.MULTILINE) is not None
 
 
 def draw(tree: Node, width: int | None = None) -> str:
@@ -248,13 +236,6 @@ def draw(tree: Node, width: int | None = None) -> str:
     problem
     `-- turn 1  reward 0.50  credit 1.00  advantage +0.70  | def f(): return 1
     """
-    def label(node: Node) -> str:
-        lines = node.code.strip().split("\n") if node.code.strip() else ["(no code)"]
-        more = f"  (+{len(lines) - 1} lines)" if len(lines) > 1 else ""
-        marks = "  pruned" * (not node.kept) + f"  not expanded: {node.unexpanded}" * bool(node.unexpanded)
-        return (f"turn {node.turn}  reward {node.reward:.2f}  credit {node.credit:.2f}  advantage {node.advantage:+.2f}"
-                f"{marks}  | {lines[0]}{more}")
-
     def below(node: Node, indent: str) -> Iterator[str]:
         ranked = sorted(node.children, key=lambda n: (not n.children, -n.credit)) if width else node.children
         shown = ranked[:width]
@@ -272,11 +253,11 @@ def draw(tree: Node, width: int | None = None) -> str:
     return "\n".join([f"problem {tree.problem.id}" if tree.problem is not None else "problem", *below(tree, "")])
 
 
-def to_dict(node: Node) -> dict:
-    """A tree as plain data for JSON: everything but the ids, which only training needs."""
-    plain = {k: v for k, v in vars(node).items() if k not in ("children", "problem", "prompt_ids", "completion_ids")}
-    plain["problem"] = node.problem.id if node.problem is not None else None
-    return plain | {"tokens": len(node.completion_ids), "children": [to_dict(child) for child in node.children]}
+def to_dict(node: Node, ids: bool = False) -> dict:
+    """A tree as plain data for JSON; the ids, which only training needs, where they are asked for."""
+    plain = {k: v for k, v in vars(node).items() if ids or k not in ("prompt_ids", "completion_ids")}
+    return plain | {"problem": node.problem.id if node.problem is not None else None, "tokens": len(node.completion_ids),
+                    "children": [to_dict(child, ids) for child in node.children]}
 
 
 def pick_device(name: str = "auto") -> torch.device:
@@ -504,18 +485,16 @@ def main() -> None:
         return demonstrate()
     try:
         every = [json.loads(line) for line in open(args.file, encoding="utf-8")]
-        lines = [line for line in every if args.step in (None, line["step"])]
-        trees, steps = [from_dict(line) for line in lines], [line["step"] for line in lines]
+        trees = [(from_dict(line), line["step"]) for line in every if args.step in (None, line["step"])]
     except (OSError, ValueError, KeyError, TypeError) as error:
         sys.exit(f"tree.py: {args.file} is no trees.jsonl of murphy.py ({type(error).__name__}: {error})")
     if not trees:
         sys.exit(f"tree.py: {args.file} has no step {args.step}; it has {sorted({line['step'] for line in every})}")
     if args.html:
-        page = PAGE + "".join(unfoldable(tree, step) for tree, step in zip(trees, steps, strict=True))
-        with open(args.html, "wb") as file:
-            file.write(page.encode("utf-8", "xmlcharrefreplace"))  # a text may hold half of a surrogate pair
+        page = PAGE + "".join(unfoldable(tree, step) for tree, step in trees)
+        Path(args.html).write_bytes(page.encode("utf-8", "xmlcharrefreplace"))  # a text may hold half of a surrogate pair
         return print(f"{len(trees)} trees: {args.html}")
-    for tree, step in zip(trees, steps, strict=True):
+    for tree, step in trees:
         print(f"step {step}, " + "\n".join(map(shown, draw(tree, args.width).split("\n"))) + "\n")
 
 
@@ -534,27 +513,27 @@ PAGE = """<!doctype html><meta charset="utf-8"><title>Rollout trees</title>
 """
 
 
+def label(node: Node) -> str:
+    """An attempt in one line."""
+    first, *more = (node.code.strip() or "(no code)").split("\n")
+    marks = "  truncated" * node.truncated + "  pruned" * (not node.kept) + f"  not expanded: {node.unexpanded}" * bool(node.unexpanded)
+    return (f"turn {node.turn}  reward {node.reward:.2f}  credit {node.credit:.2f}  advantage {node.advantage:+.2f}{marks}  | {first}"
+            + f"  (+{len(more)} lines)" * bool(more))
+
+
 def unfoldable(node: Node, step: int | None = None) -> str:
     """A tree as nested <details>: numbers in the summary; prompt, answer, program and feedback inside. All texts escaped."""
-    block = lambda title, text: f"<p>{title}<pre>{html.escape(text)}</pre>" if text else ""
-    if node.turn == 0:
-        prompt = node.children[0].prompt[-1]["content"] if node.children else ""
-        label, inside = f"step {step}, problem {node.problem.id if node.problem else ''}", block("prompt", prompt)
-    else:
-        label = (f"turn {node.turn}: reward {node.reward:.2f}, credit {node.credit:.2f}, advantage {node.advantage:+.2f}, "
-                 + node.status + ", truncated" * node.truncated + ", pruned" * (not node.kept))
-        asked = node.children[0].prompt[-1]["content"] if node.children else ""
-        inside = (block("program", node.code) + block("answer", node.text if node.text.strip() != node.code.strip() else "")
-                  + block("feedback", node.feedback) + block("prompt of its refinements", asked))
+    title = label(node) if node.turn else f"step {step}, problem {node.problem.id if node.problem else ''} {node.unexpanded}"
+    texts = {"prompt": node.prompt[-1]["content"] if node.prompt else "", "program": node.code, "feedback": node.feedback,
+             "answer": node.text if node.text.strip() != node.code.strip() else ""}
+    inside = "".join(f"<p>{name}<pre>{html.escape(text)}</pre>" for name, text in texts.items() if text)
     kind = f"{'solved' if node.solved else 'failed' if node.turn else ''} {'' if node.kept else 'pruned'}"
-    if node.unexpanded:
-        label += f", not expanded: {node.unexpanded}"
-    return (f'<details{" open" * (node.turn == 0)}><summary class="{kind}">{html.escape(label)}</summary>{inside}'
+    return (f'<details{" open" * (node.turn == 0)}><summary class="{kind}">{html.escape(title)}</summary>{inside}'
             + "".join(map(unfoldable, node.children)) + "</details>\n")
 
 
 def from_dict(plain: dict) -> Node:
-    """A tree as `to_dict` wrote it, without its ids: enough to draw."""
+    """A tree as `to_dict` wrote it; without its ids it is enough to draw."""
     fields = {name: plain[name] for name in Node.__dataclass_fields__ if name in plain and name not in ("children", "problem")}
     problem = SimpleNamespace(id=plain["problem"]) if plain["problem"] is not None else None
     return Node(**fields, problem=problem, children=[from_dict(child) for child in plain["children"]])

@@ -32,7 +32,7 @@ import torch  # noqa: E402
 import executor  # noqa: E402
 import murphy  # noqa: E402
 import toy  # noqa: E402
-from evaluate import distinct, evaluate, share  # noqa: E402
+from evaluate import distinct, evaluate, iter_k  # noqa: E402
 from tree import load_model, make_sampler  # noqa: E402
 from transformers.utils import logging  # noqa: E402
 
@@ -134,7 +134,7 @@ def scores(path: Path, held_out: list, world: str, seed: int, method: str) -> li
         for name in ("all", *sorted({str(e["difficulty"]) for e in entries} - {"None"})):
             mine = [e for e in entries if name in ("all", e["difficulty"])]
             lines += [{"world": world, "seed": seed, "method": method, "decoding": decoding, "difficulty": name, "k": k,
-                       "problems": len(mine), "value": round(mean(share(e, k) for e in mine), 4)} for k in range(1, ITERATIONS + 1)]
+                       "problems": len(mine), "value": round(mean(iter_k(e, k) for e in mine), 4)} for k in range(1, ITERATIONS + 1)]
     return lines
 
 

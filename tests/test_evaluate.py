@@ -25,9 +25,9 @@ from hypothesis import strategies as st
 import evaluate
 import executor
 import toy
-from evaluate import EvalConfig, attempts, bootstrap, compare, iter_k, iterate, mcnemar, pass_at_k, table, wilson
+from evaluate import EvalConfig, attempts, bootstrap, compare, iterate, mcnemar, pass_at_k, table, wilson
 from problems import Problem
-from tree import Completion, Node, make_sampler
+from tree import Completion, make_sampler
 
 torch.set_num_threads(1)  # a model this small gains nothing from more
 RESULTS = {  # what an answer's text is worth: (reward, public_passed)
@@ -144,14 +144,16 @@ def test_a_chain_that_fails_twice_and_passes():  # D44
     seen = []
     chains = iterate([problem("p")], scripted({"p": ["wrong", "wrong2", "right"]}, seen), execute, 5)
     assert len(chains) == 1 and [node.code for node in chains[0]] == ["wrong", "wrong2", "right"]
-    assert [iter_k(chains, k) for k in (1, 2, 3, 4, 5)] == [0, 0, 1, 1, 1]
+    summary = evaluate.evaluate([problem("p")], scripted({"p": ["wrong", "wrong2", "right"]}), execute, 5)
+    assert [s["value"] for s in summary["Iter-k"]["all"]] == [0, 0, 1, 1, 1]
     assert "wrong2 failed t1" in seen[2][-1]["content"] and "wrong failed t1" in seen[2][2]["content"]
 
 
 def test_a_chain_ends_when_the_public_tests_pass_and_the_hidden_ones_give_the_verdict():  # D44, decision 9
     chains = iterate([problem("p"), problem("q")], scripted({"p": ["overfit", "right"], "q": ["wrong", "right"]}), execute, 5)
     assert [[node.code for node in chain] for chain in chains] == [["overfit"], ["wrong", "right"]]
-    assert [iter_k(chains, k) for k in (1, 2, 5)] == [0, 0.5, 0.5]
+    summary = evaluate.evaluate([problem("p"), problem("q")], scripted({"p": ["overfit"], "q": ["wrong", "right"]}), execute, 5)
+    assert [s["value"] for s in summary["Iter-k"]["all"]] == [0, 0.5, 0.5, 0.5, 0.5]
     counts = evaluate.evaluate([problem("p")], scripted({"p": ["overfit"]}), execute, 2)["counts"]["chain"]
     assert counts["public only"] == 1 and counts["attempts"] == 1
 
@@ -222,9 +224,7 @@ def test_iter_k_never_falls_and_a_naive_loop_agrees(scripts, iterations):
     assert all(s["low"] <= s["value"] <= s["high"] for s in summary["Iter-k"]["all"])
 
 
-def test_iter_k_refuses_nonsense():
-    with pytest.raises(ValueError, match="k >= 1"):
-        iter_k([[Node(1)]], 0)
+def test_nothing_to_evaluate_is_refused():
     with pytest.raises(ValueError, match="no problem"):
         evaluate.evaluate([], scripted({}), execute, 2)
 

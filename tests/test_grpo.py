@@ -19,6 +19,7 @@ import torch
 import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import grpo
 from grpo import grpo_loss, mean_stats, micro_batches, pad_rows, rows_logprobs, token_logprobs, why_padded
@@ -466,14 +467,16 @@ def test_packed_rows_are_padded_rows(kind, rows):
         assert gap(found, expected) < 1e-5
 
 
-class Attention(torch.overrides.TorchFunctionMode):
-    """Counts the pairs of query and key that attention is computed for."""
+class Attention(TorchDispatchMode):
+    """Notes for how many queries and keys attention is computed."""
 
-    pairs = 0
+    def __init__(self):
+        super().__init__()
+        self.sizes = []
 
-    def __torch_function__(self, function, types, args=(), kwargs=None):
-        if function is torch.nn.functional.scaled_dot_product_attention:
-            self.pairs += args[0].shape[2] * args[1].shape[2]
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if "scaled_dot_product" in function.__name__ and "backward" not in function.__name__:
+            self.sizes.append((args[0].shape[2], args[1].shape[2]))
         return function(*args, **kwargs or {})
 
 
@@ -492,12 +495,13 @@ def test_attention_is_computed_along_each_rows_path_alone_also_where_layers_are_
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=again)
         model.enable_input_require_grads()  # the reentrant kind needs it
         model.train()
-    function = model.model._gradient_checkpointing_func if again else None
-    with Attention() as counted:
+    with Attention() as forward:
         rows_logprobs(model, rows, 0)
-    assert counted.pairs == model.config.num_hidden_layers * (8 * 8 + 1 * 6 + 2 * 9)
-    assert torch.allclose(gradient(True), expected, atol=1e-6)
-    assert not again or model.model._gradient_checkpointing_func is function  # left as it was
+    paths = [(8, 8), (1, 6), (2, 9)]  # new tokens, and the path that they see
+    assert forward.sizes == paths * model.config.num_hidden_layers
+    with Attention() as both:
+        assert torch.allclose(gradient(True), expected, atol=1e-6)
+    assert len(both.sizes) > len(forward.sizes) and set(both.sizes) == set(paths)  # what is made again in the backward, too
 
 
 @given(forests())

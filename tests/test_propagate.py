@@ -180,25 +180,6 @@ def test_one_turn_is_grpo_under_every_rule(group, gamma):
         assert credits == group and group_advantages(credits) == group_advantages(group)
 
 
-def test_a_deep_tree_is_read_once_and_without_recursion():
-    reads = 0
-
-    class Counted(Node):
-        @property
-        def reward(self):
-            nonlocal reads
-            reads += 1
-            return self._reward
-
-    node, length = Counted(1.0, 20_000), 20_000
-    for turn in range(length - 1, 0, -1):
-        node = Counted(0.0, turn, [node])
-    propagate(node)
-    assert node.credit == 1.0 and reads <= 4 * length
-    propagate(node, "mers", turns=length, gamma=1.0)
-    assert 0 <= node.credit < 1e-9
-
-
 @pytest.mark.parametrize("bad, said", [
     (lambda: propagate(worked_example(), "max"), "unknown credit rule 'max': use one of mars, mers, none"),
     (lambda: propagate(worked_example(), "mers", gamma=0.9), "needs turns"),

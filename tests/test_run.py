@@ -451,8 +451,8 @@ def test_a_page_of_trees_shows_everything_and_runs_nothing(tmp_path, monkeypatch
     tree.main()
     page = (tmp_path / "page.html").read_bytes().decode("utf-8")
     assert "<script" not in page and page.count("<details") == page.count("</details>") == 3 and "'none'" in page
-    assert page.count("&lt;/pre&gt;&lt;/details&gt;&lt;script&gt;alert(1)") == 4  # two programs, an answer, the feedback
-    for text in ("turn 1: reward 0.00, credit 0.50, advantage -0.25, failed, pruned", "the prompt &lt;b&gt;", "asked again", "step 10"):
+    assert page.count("&lt;/pre&gt;&lt;/details&gt;&lt;script&gt;alert(1)") == 6  # two programs and their titles, an answer, the feedback
+    for text in ("turn 1  reward 0.00  credit 0.50  advantage -0.25  pruned", "the prompt &lt;b&gt;", "asked again", "step 10"):
         assert text in page, text
     capsys.readouterr()
     monkeypatch.setattr(sys, "argv", ["tree.py", str(tmp_path / "trees.jsonl")])

@@ -44,7 +44,7 @@ def test_a_vague_docstring_leaves_a_choice_that_only_feedback_can_settle():
     for problem in toy.problems("doctest", "train", 200, 3):
         listed = toy.PROGRAMS[problem.difficulty][problem.prompt.split("\n")[0].removeprefix("# ")]
         [x], y = problem.tests[0]
-        agree = sum(values[x] == y for _, values in listed)
+        agree = sum(toy.VALUES[program][x] == y for program in listed)
         if problem.difficulty == "easy":
             assert agree == 1
         else:
