@@ -8,6 +8,7 @@ In: problems, and the two callables of tree.py, `sample` and `execute`. A chain 
 first conditioned on the feedback on those before it; it ends when the public tests pass; all tests give the verdict.
 Out: rows (a dict per attempt, the lines of samples.jsonl), a summary (a dict, the core of result.json), tables (text).
 Interrupted, the same command goes on: a chunk of problems has its own seed, so the draws are those of one whole run.
+Below them stands what murphy.py needs as well: files written whole, ranks, timing, options.
 """
 
 import json
@@ -391,7 +392,7 @@ def run(c: EvalConfig) -> None:
     if rank:
         return
     summary = summarise(problems, rows, c.iterations) | {
-        "settings": settings, "left out": left_out, "context": getattr(model.config, "max_position_embeddings", None),
+        "settings": settings, "left out": left_out, "context": getattr(model.config.get_text_config(), "max_position_embeddings", None),
         "device": str(model.device), "resumed": len(done), "seconds": seconds,
         "libraries": {name: version(name) for name in ("torch", "transformers", "datasets", "numpy")} | {
             "python": sys.version.split()[0]}}

@@ -158,6 +158,7 @@ def docstring_examples(prompt: str, entry_point: str) -> list[str]:
         line = tail[len(call):].partition("\n")[0].rstrip(" .,;")
         if sign := re.match(r"[ \t]*(# *)?(==>|=>|->|\u279e|==|=|should return|returns?) *", line):
             line = line[sign.end():]
+            # The longest beginning that is a constant and is not followed by what would continue it.
             starts = (line[:end] for end in range(len(line), 0, -1)
                       if line[end - 1] not in ".," and not re.match(r"\.?\w|[\"']| *[-+*/=]", line[end:]))
             found.append((call, next(filter(_constant, starts), "")))

@@ -123,7 +123,8 @@ def demonstration(world: str, rng: random.Random) -> tuple[Messages, str]:
         if failed is None or rng.random() < 0.5:
             failed = rng.choice([program for program in listed if feedback_on(problem, program)])
         messages = refinement_messages(messages, DEF + failed, feedback_on(problem, failed))
-    right, repeat, luck = 0.7 if failed is None else 0.4, 0.0 if failed is None else 0.5, rng.random()
+    right, repeat = (0.7, 0.0) if failed is None else (0.4, 0.5)
+    luck = rng.random()
     if luck < right:
         return messages, problem.reference
     if luck < right + repeat:

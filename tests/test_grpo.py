@@ -426,6 +426,23 @@ def test_bad_arguments_are_refused_in_a_sentence(change, said):
         grpo_loss(**{**arguments, **change})
 
 
+def test_with_two_threads_the_gradient_is_the_same_bit_for_bit_each_time():
+    """Indexing with a tensor is not enough for that: its backward adds in whatever order the threads come."""
+    model, threads = tiny("Qwen3", hidden_size=128), torch.get_num_threads()
+    rows = [(list(range(3, 43)), [3 + (7 * i + t * t) % 90 for t in range(24)]) for i in range(32)]  # 32 share one parent
+    gradients = []
+    torch.set_num_threads(2)
+    try:
+        for _ in range(12):
+            model.zero_grad()
+            logp, _ = rows_logprobs(model, rows, 0)
+            (logp * torch.linspace(-1, 1, 32)[:, None]).sum().backward()
+            gradients.append(model.get_input_embeddings().weight.grad.clone())
+    finally:
+        torch.set_num_threads(threads)
+    assert all(torch.equal(gradients[0], gradient) for gradient in gradients[1:])
+
+
 # Packed rows
 
 
