@@ -23,7 +23,7 @@ from typing import Any
 PYTHON = sys.executable  # runs the programs: they can import what is installed for it
 FIELDS = ("kind", "tests", "public_tests", "entry_point", "context", "reference")  # of a problem
 LIMITS = dict(
-    seconds=4.0,         # CPU seconds of a program over all its tests (stdin: per case); 2 x + 3 s of wall time end it too
+    seconds=4.0,         # CPU seconds of a program over all its tests (stdin: per case); 1.5 x + 3 s of wall time end it too
     memory_mb=512,       # its address space
     output_bytes=4 << 20,  # of one stdin case, or of the value of one call
     max_failures=3,      # failing tests that the feedback tells of
@@ -94,7 +94,7 @@ def verdict(status: str, feedback: str, tests: list, public_passed: bool = False
 
 
 def wall(limits: dict) -> float:
-    return 2 * limits["seconds"] + 3  # CPU time decides; this ends only what sleeps, or starves on a loaded machine
+    return 1.5 * limits["seconds"] + 3  # CPU time decides; this ends only what sleeps, or starves on a loaded machine
 
 
 def _score(limits: dict, pair: tuple) -> Result:
@@ -119,7 +119,7 @@ def _score(limits: dict, pair: tuple) -> Result:
             worker.close()
             if isinstance(error, TimeoutError):
                 return verdict("timeout", "The program ran out of time.", failed)
-            if worker.unwanted:
+            if worker not in _busy:  # close() ended it
                 break
             continue
         finally:
@@ -146,7 +146,7 @@ class Worker:
         self.folder, (self.socket, theirs) = tempfile.mkdtemp(prefix="murphy-"), socket.socketpair()
         command = [PYTHON, "-s", "-P", "-W", "ignore", os.path.abspath(__file__), "--judge", str(theirs.fileno()), self.folder,
                    os.environ.get("MURPHY_ISOLATION", "")]
-        self.process, self.unwanted = None, False
+        self.process = None
         try:  # a new process, never a fork: with torch loaded a fork is slow, and its memory could be read
             with theirs:
                 self.process = subprocess.Popen(
@@ -179,9 +179,8 @@ def close() -> None:
     """End all workers, and calls of run_many that go on in other threads; the next call starts new ones."""
     for pool in list(_pools):
         pool.shutdown(wait=False, cancel_futures=True)
-    for worker in list(_busy):
-        worker.unwanted = True
-        worker.kill()  # the thread that waits for it cleans up
+    while _busy:
+        _busy.pop().kill()  # the thread that waits for it cleans up
     while _idle:
         _idle.pop().close()
 
@@ -203,6 +202,7 @@ def judge_main(number: int, folder: str, isolation: str) -> None:
     prctl(4, 0)  # PR_SET_DUMPABLE: no process of the same user may look into our memory
     plan = functools.lru_cache(200)(lambda problem: Plan(*unpack(json.loads(problem))))
     send(trainer, fault and f"it can see your files, processes and network ({fault})")
+    os.dup2(0, 2)  # until here stderr was the trainer's, who does not read on
     resource.setrlimit(resource.RLIMIT_AS, (4 << 30, resource.getrlimit(resource.RLIMIT_AS)[1]))
     try:
         while True:
@@ -536,7 +536,8 @@ class Run:
         value, changes = self.answer(request)
         if called:
             self.last[2] = value
-        for place, new in changes:  # an argument that the function changed in place
+        # Arguments that the function changed in place; not those of one that returns a value (see read_code), say it what it may.
+        for place, new in changes if called and (value is None or self.plan.takes) else ():
             if 0 <= place < len(args) and type(args[place]) is type(new) in (list, dict, set):
                 args[place].clear()
                 (args[place].extend if type(new) is list else args[place].update)(new)
@@ -667,6 +668,7 @@ def same_output(output: str, expected: str) -> bool:
 
 def zygote_main(control: socket.socket, folder: str, isolated: bool) -> None:
     """Fork a candidate, watch its limits, end it when the judge says so, report how it ended, clean up; again."""
+    uid = 50_000 + os.getpid() % 10_000 if isolated and not os.getuid() else 0  # one per worker: in its namespace each is process 1
     prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # an init without handlers cannot be signalled from inside
     for name in PRELOADED.split():
@@ -680,9 +682,8 @@ def zygote_main(control: socket.socket, folder: str, isolated: bool) -> None:
     except (OSError, KeyError) as error:
         send(control, str(error))
         os._exit(1)
-    uid = 50_000 + os.getpid() % 10_000 if isolated and not os.getuid() else 0
     send(control, "")
-    os.dup2(0, 2)  # until here stderr was the judge's
+    os.dup2(0, 2)
     os.environ.update(HOME=folder, TMPDIR=folder)
     sys.argv[:] = [""]
     gc.collect()
@@ -1031,26 +1032,28 @@ def escape(text: str) -> str:
     return re.sub(r"\bat 0x[0-9a-fA-F]+", "at 0x...", text)
 
 
-def self_check() -> None:
-    """Score programs of known verdict; raises RuntimeError if the executor judges one of them falsely on this system."""
-    problem = types.SimpleNamespace(kind="functional", tests=[[[2, 3], 5]], entry_point="add")
-    wanted = {"def add(a, b): return a + b": "passed", "def add(a, b): return a - b": "failed", "raise SystemExit": "error",
-              "import os; os._exit(0)": "error", "def add(a, b):\n    while True: pass": "timeout"}
-    for (code, status), result in zip(wanted.items(), run_many([(problem, code) for code in wanted], seconds=0.5)):
-        if (result.status, result.reward) != (status, float(status == "passed")):
+PROGRAMS = {  # of known verdict, for f(1) == 1, f(5) == 120, f(0) == 1
+    "right": ("passed", "def f(n): return 1 if n < 2 else n * f(n - 1)"),
+    "wrong at 0": ("failed", "def f(n): return 1 if n == 1 else n * f(n - 1) if n else 0"),
+    "never ends": ("timeout", "def f(n):\n    while n < 9: pass"),
+    "leaves": ("error", "import os\ndef f(n): os._exit(0)"),
+    "a cheat": ("failed", "class Equal:\n    def __eq__(self, other): return True\ndef f(n): return Equal()")}
+
+
+def self_check() -> list[Result]:
+    """Score PROGRAMS; raises RuntimeError if the executor judges one of them falsely on this system."""
+    problem = types.SimpleNamespace(kind="functional", tests=[[[1], 1], [[5], 120], [[0], 1]], entry_point="f")
+    results = run_many([(problem, code) for _, code in PROGRAMS.values()], seconds=0.5)
+    for (status, code), result in zip(PROGRAMS.values(), results):
+        if (result.status, result.reward == 1) != (status, status == "passed"):
             raise RuntimeError(f"executor: {code!r} was judged {result.status!r} with reward {result.reward:g} instead of "
                                f"{status!r}, so no reward can be trusted on this system ({result.feedback})")
+    return results
 
 
 def demonstration() -> None:
-    problem = types.SimpleNamespace(kind="functional", tests=[[[1], 1], [[5], 120], [[0], 1]], entry_point="f")
-    programs = {"right": "def f(n): return 1 if n < 2 else n * f(n - 1)",
-                "wrong at 0": "def f(n): return 1 if n == 1 else n * f(n - 1) if n else 0",
-                "never ends": "def f(n):\n    while n < 9: pass",
-                "raises": "def f(n): return n / (n - 1)",
-                "a cheat": "class Equal:\n    def __eq__(self, other): return True\ndef f(n): return Equal()"}
     print("Tests: f(1) == 1, f(5) == 120, f(0) == 1\n")
-    for (name, code), result in zip(programs.items(), run_many([(problem, code) for code in programs.values()], seconds=0.5)):
+    for (name, (_, code)), result in zip(PROGRAMS.items(), self_check()):
         print(f"{name}: reward {result.reward:.2f}, {result.status}")
         print("\n".join("    " + line for line in code.split("\n") + ["-> " + x for x in result.feedback.split("\n")]))
 

@@ -367,6 +367,25 @@ def test_d33_cpu_time_decides():
     assert idle.status == "passed"  # sleeping costs no CPU time; the wall limit is several times larger
 
 
+def test_what_does_not_use_its_time_is_ended_within_ten_seconds():
+    assert executor.wall(executor.LIMITS) < 10
+    assert run(ADD, "import time\ntime.sleep(60)", seconds=0.1).status == "timeout"
+
+
+def test_each_worker_runs_programs_under_a_user_of_its_own():
+    """So that one's limit on processes is not used up by the others; where the tests do not run as root, all are theirs."""
+    who = problem([[[], -1]], kind="functional", entry="f")
+    executor.close()
+    said = {result.feedback for result in run_many([(who, f"import os, time\ndef f():\n    time.sleep(0.5)\n    return os.getuid()  # {i}")
+                                                    for i in range(2)], workers=2)}
+    assert len(said) == (1 if os.getuid() or os.environ.get("MURPHY_ISOLATION") else 2), said
+
+
+def test_a_test_that_fills_its_error_output_blocks_nobody():
+    loud = problem(["import sys\nprint('x' * 300_000, file=sys.stderr)\nassert f(1) == 1"], entry="f")
+    assert run(loud, "def f(x): return x").status == "passed"
+
+
 def test_d34_spawn_threads_and_short_limits():
     begin = time.monotonic()
     assert run(ADD, "while True: pass", seconds=0.3).status == "timeout"
@@ -483,7 +502,7 @@ def test_works_alone_in_an_empty_folder(tmp_path):
     assert done.returncode == 0 and not done.stderr
     lines = done.stdout.split("\n")
     assert [line for line in lines if "reward" in line] == [
-        "right: reward 1.00, passed", "wrong at 0: reward 0.67, failed", "never ends: reward 0.00, timeout", "raises: reward 0.00, failed",
+        "right: reward 1.00, passed", "wrong at 0: reward 0.67, failed", "never ends: reward 0.00, timeout", "leaves: reward 0.00, error",
         "a cheat: reward 0.00, failed"]
     assert len(lines) < 40
     assert not [path for path in tmp_path.iterdir() if path.name not in ("executor.py", "__pycache__")]
