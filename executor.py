@@ -339,70 +339,66 @@ class Plan(ast.NodeTransformer):
     visit_AsyncFunctionDef = visit_FunctionDef
 
 
+PASSED, UNREACHED = ("passed", ""), ("failed", "it was never reached")  # outcomes of a test: (status, line of feedback)
+
+
 class Run:
     """One program under test, seen from the judge: its socket, its last call, the outcome of each test."""
 
     def __init__(self, plan: Plan, code: str, limits: dict, zygote: socket.socket) -> None:
         self.plan, self.code, self.limits, self.zygote, self.socket, self.objects = plan, code, limits, zygote, None, {}
-        self.last = None  # [name, request, value] of the last call
-        self.outcomes = [(None, "", "")] * len(plan.tests)  # (passed or None: not reached, status, line of feedback)
+        self.last: Any = None  # [what tells of the last call, its value]
+        self.outcomes, self.death = [UNREACHED] * len(plan.tests), None
 
     def result(self) -> list:
         """Run all tests; the arguments of verdict()."""
-        trouble = ("", "the tests ended before they checked anything")
         try:
-            if self.plan.kind == "stdin":
-                self.stdin()
-            else:
-                self.start()
-                self.answer()
-                self.functional() if self.plan.kind == "functional" else self.code_tests()
-        except (Died, Exception) as error:
-            trouble = self.explain(error)
-            if self.last and trouble[1] not in [line for *_, line in self.outcomes]:  # it ended in a test's preparations
-                self.note(next((n for n, outcome in enumerate(self.outcomes) if outcome[0] is None), -1), False, *trouble)
+            with self.attempt(range(len(self.outcomes))):
+                self.case_tests() if self.plan.kind != "assert" else self.code_tests()
+        except Died:
+            pass  # the tests that were not reached have failed
         finally:
             self.stop()
-        graded = [bool(outcome[0]) for outcome, (_, graded, _) in zip(self.outcomes, self.plan.tests) if graded]
+        graded = [outcome == PASSED for outcome, (_, graded, _) in zip(self.outcomes, self.plan.tests) if graded]
         shown = [outcome for outcome, (_, _, public) in zip(self.outcomes, self.plan.tests) if public] or self.outcomes
-        words = {trouble[0], *(status for passed, status, _ in self.outcomes if passed is False)}
-        status = next((word for word in ("timeout", "memory", "failed", "error") if word in words), "failed")
-        lines = [f"Test {number} failed: {line}" for number, (passed, _, line) in enumerate(shown, 1) if passed is False]
-        if public_passed := all(passed for passed, *_ in shown):
+        words = {status for status, _ in self.outcomes}
+        status = next(word for word in ("timeout", "memory", "failed", "error", "passed") if word in words)
+        failures = dict.fromkeys(outcome for outcome in shown if outcome != PASSED)  # the same failure is told of once
+        lines = [f"Test {shown.index(failure) + 1} failed: {failure[1]}" for failure in failures]
+        if not failures:
             lines = ["All tests passed." if all(graded) else "The public tests pass, but hidden tests fail."]
-        elif not lines:  # no test was reached
-            lines = [trouble[1][0].upper() + trouble[1][1:]]
         text = "\n".join(map(escape, lines[:int(self.limits["max_failures"])]))
-        return ["passed" if all(graded) else status, cut(text, int(self.limits["feedback_chars"])), graded, public_passed]
+        return ["passed" if all(graded) else status, cut(text, int(self.limits["feedback_chars"])), graded, not failures]
 
-    def functional(self) -> None:
-        function = Remote(self, "entry:" + self.plan.entry, self.plan.entry)
+    def case_tests(self) -> None:
+        function, equal = self.printed, same_output
+        if self.plan.kind == "functional":
+            function, equal = Remote(self, "entry:" + self.plan.entry, self.plan.entry), same
+            self.start()
+            self.answer()
         for number, (args, expected) in enumerate(self.plan.cases):
-            with self.test(number, same) as check:
-                check(function(*args), expected)
+            try:
+                with self.test(number, equal) as check:
+                    check(function(*args) if self.plan.kind == "functional" else function(args), expected)
+            except Died as death:
+                if death.args[0] == "timeout" or self.plan.kind == "functional":
+                    raise  # a program that loops may not cost its time limit once per case
 
-    def stdin(self) -> None:
-        """A fresh process per case, which passes if its output is right and it neither raised nor was ended."""
-        for number, (given, expected) in enumerate(self.plan.cases):
-            reader, writer = os.pipe()
-            with tempfile.TemporaryFile() as source, open(reader, "rb", 0) as output:
-                source.write(given.encode("utf-8", "replace"))
-                source.seek(0)
-                with open(writer, "wb", 0):
-                    self.start(source.fileno(), writer)
-                text, size, limit, fault = bytearray(), 0, int(self.limits["output_bytes"]), None
-                try:
-                    while data := output.read(1 << 16):  # what exceeds the limit is read and thrown away
-                        text, size = text + data[:limit - len(text)], size + len(data)
-                    self.answer()
-                except (Died, Exception) as error:
-                    fault = error if error.args[:1] != ("ended",) else None  # exit code 0: the output decides
-            text = text.decode("utf-8", "replace") + (f"...[{size - limit} cut]" if size > limit else "")
-            line = f"the program printed {show(text, 400)}, expected {show(expected.strip(), 400)}"
-            status, line = self.explain(fault) if fault else ("failed", line)
-            self.note(number, not fault and same_output(text, expected), status, f"with the input {show(given, 300)} {line}")
-            if status == "timeout":
-                return  # a program that loops may not cost its time limit once per case
+    def printed(self, given: str) -> str:
+        """What the program prints for an input, in a fresh process, which may neither raise nor be ended."""
+        self.last = [lambda: f"with the input {show(given, 300)} the program", "nothing"]
+        reader, writer = os.pipe()
+        with tempfile.TemporaryFile() as source, open(reader, "rb", 0) as output:
+            source.write(given.encode("utf-8", "replace"))
+            source.seek(0)
+            with open(writer, "wb", 0):
+                self.start(source.fileno(), writer)
+            text, size, limit = bytearray(), 0, int(self.limits["output_bytes"])
+            while data := output.read(1 << 16):  # what exceeds the limit is read and thrown away
+                text, size = text + data[:limit - len(text)], size + len(data)
+            self.answer()
+        self.last[1] = text.decode("utf-8", "replace") + (f"...[{size - limit} cut]" if size > limit else "")
+        return self.last[1]
 
     def code_tests(self) -> None:
         cases: list = []
@@ -411,6 +407,8 @@ class Run:
         for line in self.plan.imports:  # a test may use what the solution imports
             with contextlib.suppress(ImportError):  # a package for the solution alone; a test that needs it fails, and says so
                 exec(line, space)
+        self.start()
+        self.answer()
         remotes = {name: Remote(self, name, name) for name in self.plan.names}
         for name, bases in self.plan.classes:  # exceptions of the solution are classes here, so that a test can catch them
             for base in (remotes.get(base, getattr(builtins, base, None)) for base in bases):
@@ -421,10 +419,10 @@ class Run:
         exec(self.plan.context, space)
         space |= {name: remote for name, remote in remotes.items() if name == self.plan.entry}  # the context may define it, too
         for first, last, code in self.plan.units:
-            with self.unit(first, last):
+            with self.attempt(range(first, last)):
                 exec(code, space)
         for first, last, test in cases:
-            with self.unit(first, last):
+            with self.attempt(range(first, last)):
                 self.call_test(space, test)
 
     def call_test(self, space: dict, test: Any) -> None:
@@ -443,59 +441,51 @@ class Run:
             test(*[this] if owner else [], **row)
 
     @contextlib.contextmanager
-    def unit(self, first: int, last: int) -> Any:
+    def test(self, number: int, equal: Any = operator.eq) -> Any:
+        """The context around one test: called with (left, right), which must be equal, or with (truth)."""
+        def check(*values):
+            if not (equal(*values) if len(values) == 2 else values[0]):
+                wrong = AssertionError()
+                wrong.sides = values  # no arguments of it: their text may be long, or none
+                raise wrong
+
+        with self.attempt(range(number, number + 1)):
+            yield check
+            if self.outcomes[number] is UNREACHED and not self.death:  # a test that has failed once has failed
+                self.outcomes[number] = PASSED
+
+    @contextlib.contextmanager
+    def attempt(self, numbers: range) -> Any:
         """The context around a piece of test code: what breaks it fails its tests that were not reached, or else the last."""
         try:
             yield
-        except (Died, Unscorable):
-            raise
+            if self.death:  # which the test may have caught
+                raise self.death
         except BaseException as error:
-            for number in [n for n in range(first, last) if self.outcomes[n][0] is None] or range(first, last)[-1:]:
-                self.note(number, False, *self.explain(error, self.plan.tests[number][0]))
+            for number in [n for n in numbers if self.outcomes[n] is UNREACHED] or numbers[-1:]:
+                if self.outcomes[number] in (UNREACHED, PASSED):
+                    self.outcomes[number] = self.explain(error, self.plan.tests[number][0])
+            if isinstance(error, (Died, Unscorable)):
+                raise
 
-    @contextlib.contextmanager
-    def test(self, number: int, equal: Any = operator.eq) -> Any:
-        """The context around one test: called with (left, right) or (truth); leaving it notes the outcome."""
-        source, error, wrong = self.plan.tests[number][0], None, []
-
-        def check(*values):
-            if not (equal(*values) if len(values) == 2 else values[0]):
-                sides = {id(values[0]): values[-1], id(values[-1]): values[0]} if len(values) == 2 else {}
-                expected = show(sides[id(self.last[2])]) if self.last and id(self.last[2]) in sides else source
-                wrong.append((f"{self.call()} returned {show(self.last[2])}, " if self.last else "") + f"expected {expected}")
-
-        try:
-            yield check
-        except BaseException as caught:
-            error = caught
-        error = error or self.death  # which the test may have caught
-        self.note(number, not error and not wrong, *(self.explain(error, source) if error else ("failed", *wrong)))
-        if isinstance(error, (Died, Unscorable)):
-            raise error
-
-    def note(self, number: int, passed: bool, status: str = "", line: str = "") -> None:
-        if self.outcomes[number][0] is not False:  # a test that has failed once has failed
-            self.outcomes[number] = (passed, status, line)
-
-    def explain(self, error: BaseException, source: str = "") -> tuple[str, str]:
-        """(status, line of feedback) of what ended a test."""
+    def explain(self, error: BaseException, source: str) -> tuple[str, str]:
+        """(status, line of feedback) of what failed a test, whose source is given."""
+        call, value = (self.last[0](), self.last[1]) if self.last else ("the program", None)
         if isinstance(error, Died):
-            return error.args[0].replace("ended", "error"), f"{self.call()} {error.args[1]}"
+            return error.args[0], f"{call} {error.args[1]}"
         text = f"{type(error).__name__}: {cut(str(error), 300)}".removesuffix(": ")
-        if not hasattr(error, "line"):  # raised in the test
-            got = f"{self.call()} returned {show(self.last[2])}, expected" if self.last else "expected"
-            return "failed", f"{got} {cut(source, 200)} ({text})"
-        lines = ["", *self.code.splitlines()]
-        where = f" (line {error.line}: {cut(lines[error.line].strip(), 120)})" if 0 < error.line < len(lines) else ""
-        return "memory" if isinstance(error, MemoryError) else "error", f"{self.call()} raised {text}{where}"
-
-    def call(self) -> str:
-        """The text of the last call."""
+        if hasattr(error, "line"):  # raised by the program
+            lines = ["", *self.code.splitlines()]
+            where = f" (line {error.line}: {cut(lines[error.line].strip(), 120)})" if 0 < error.line < len(lines) else ""
+            return "memory" if isinstance(error, MemoryError) else "error", f"{call} raised {text}{where}"
+        sides = getattr(error, "sides", ())
+        expected = cut(source, 200) + ("" if sides else f" ({text})")
+        if len(sides) == 2 and any(side is value for side in sides):
+            expected = show(sides[sides[0] is value], 400 if self.plan.kind == "stdin" else 200)
         if not self.last:
-            return "the program"
-        _, args, kwargs = unpack(self.last[1], lambda tag, ref: Remote(self, ref, "object"))
-        words = [show(arg, 100) for arg in args] + [f"{name}={show(value, 100)}" for name, value in kwargs.items()]
-        return cut(f"{self.last[0]}({', '.join(words)})", 300)
+            return "failed", f"expected {expected}"
+        verb, room = ("printed", 400) if self.plan.kind == "stdin" else ("returned", 200)
+        return "failed", f"{call} {verb} {show(value, room)}, expected {expected}"
 
     def start(self, source: int = 0, sink: int = 1) -> None:
         """A new candidate begins to define the program; source and sink are its stdin and stdout (else ours: /dev/null)."""
@@ -530,18 +520,21 @@ class Run:
             request = pack([function, list(args), kwargs], self.native)
         except (TypeError, ValueError) as error:
             raise Unscorable(f"a test hands the program what cannot be sent to it: {error}") from None
-        called = isinstance(function, Remote)
+        call, called = [lambda: self.text(label, request), "nothing"], isinstance(function, Remote)
         if called:
-            self.last = [label, request, "nothing"]
-        value, changes = self.answer(request)
-        if called:
-            self.last[2] = value
+            self.last = call
+        call[1], changes = self.answer(request)
         # Arguments that the function changed in place; not those of one that returns a value (see read_code), say it what it may.
-        for place, new in changes if called and (value is None or self.plan.takes) else ():
+        for place, new in changes if called and (call[1] is None or self.plan.takes) else ():
             if 0 <= place < len(args) and type(args[place]) is type(new) in (list, dict, set):
                 args[place].clear()
                 (args[place].extend if type(new) is list else args[place].update)(new)
-        return value
+        return call[1]
+
+    def text(self, label: str, request: list) -> str:
+        _, args, kwargs = unpack(request, lambda tag, ref: Remote(self, ref, "object"))
+        words = [show(arg, 100) for arg in args] + [f"{name}={show(value, 100)}" for name, value in kwargs.items()]
+        return cut(f"{label}({', '.join(words)})", 300)
 
     def answer(self, request: Any = None) -> tuple[Any, list]:
         """What the candidate says to a request: a value and changes of arguments, or what it raised, raised here."""
@@ -561,8 +554,10 @@ class Run:
             late, code = self.stop()
             if late:
                 self.die("timeout", "ran out of time")
+            if code == 0 and self.plan.kind == "stdin":
+                return None, []  # it left by itself: what it printed decides
             if code in (0, -signal.SIGKILL):  # (which may be ours: it had closed its socket)
-                self.die("error" if code else "ended", "ended before it answered")
+                self.die("error", "ended before it answered")
             self.die("error", f"ended with exit code {code}" if code > 0 else f"was ended by {signal.Signals(-code).name}")
         except Exception:
             self.die("error", "sent something that is no answer")

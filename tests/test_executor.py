@@ -131,7 +131,7 @@ def test_feedback_names_call_expected_and_got():
     assert run(f, "def f(n):\n    return 1 / 0").feedback.split("\n")[0] == \
         "Test 1 failed: f(3) raised ZeroDivisionError: division by zero (line 2: return 1 / 0)"
     assert run(f, "def f(n:\n    return 1").feedback == \
-        "The program raised SyntaxError: '(' was never closed (<solution>, line 1) (line 1: def f(n:)"
+        "Test 1 failed: the program raised SyntaxError: '(' was never closed (<solution>, line 1) (line 1: def f(n:)"
     asserts = problem(["assert f(3) == 2", "x = f(13)\nassert x == 13", "assert abs(f(1) - 0.5) < 1", "assert f(2)"])
     assert run(asserts, "def f(n): return 0").feedback.split("\n") == [
         "Test 1 failed: f(3) returned 0, expected 2", "Test 2 failed: f(13) returned 0, expected 13",

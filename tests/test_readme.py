@@ -66,7 +66,7 @@ assert [a > 0 for a in made["advantages"].tolist()] == [False, True, True, False
 @pytest.mark.parametrize("number, files, before, after, printed", [
     (0, ["propagate"], "", "", ["[0.5, 1.0]", "[-1.0, 1.0]"]),
     (1, ["executor"], "", "", ["1.0 passed All tests passed.", "0.5 failed Test 2 failed: add(1, 0) returned 5, expected 1",
-                               "0.0 error The program ended before it answered"]),
+                               "0.0 error Test 1 failed: the program ended before it answered"]),
     (2, ["grpo"], "", "assert logp.shape == (2, 3) and stats['tokens'] == 5\nprint('ok')", ["ok"]),
     (3, ["tree"], VLLM, "", ["turn 1  reward 0.00", "turn 2  reward 1.00"]),
     (4, ["grpo", "propagate", "tree"], "", BATCH + "print('ok')", ["ok"])])
