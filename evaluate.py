@@ -19,7 +19,8 @@ import time
 import zlib
 from argparse import ArgumentDefaultsHelpFormatter, RawDescriptionHelpFormatter
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
 from functools import partial
@@ -274,14 +275,12 @@ def gather(value: Any) -> list:
     return [json.loads(text.numpy().tobytes()) for text in texts]
 
 
-def timed(seconds: dict[str, float], name: str, function: Callable) -> Callable:
-    """`function`, its time added to seconds[name]."""
-    def wrapped(*arguments: Any) -> Any:
-        start = time.perf_counter()
-        answer = function(*arguments)
-        seconds[name] += time.perf_counter() - start
-        return answer
-    return wrapped
+@contextmanager
+def timed(seconds: dict[str, float], name: str) -> Iterator[None]:
+    """Adds the time of a block, or of every call of the function that it decorates, to seconds[name]."""
+    start = time.perf_counter()
+    yield
+    seconds[name] += time.perf_counter() - start
 
 
 def option(default: Any, help: str) -> Any:
@@ -376,9 +375,9 @@ def run(c: EvalConfig) -> None:
     seconds = {"sampling": 0.0, "executing": 0.0}
     sampler = partial(make_sampler, model, tokenizer, max_new_tokens=c.max_new_tokens, top_p=c.top_p,
                       enable_thinking=c.enable_thinking)
-    sample = timed(seconds, "sampling", sampler(temperature=c.temperature))
-    control = timed(seconds, "sampling", sampler(temperature=c.temperature or 0.8)) if c.control else None
-    execute = timed(seconds, "executing", partial(executor.run_many, max_failures=c.feedback_tests, seconds=c.timeout))
+    sample = timed(seconds, "sampling")(sampler(temperature=c.temperature))
+    control = timed(seconds, "sampling")(sampler(temperature=c.temperature or 0.8)) if c.control else None
+    execute = timed(seconds, "executing")(partial(executor.run_many, max_failures=c.feedback_tests, seconds=c.timeout))
     with tqdm(total=len(problems), initial=len(done), unit="problem", desc=c.benchmark, disable=True if rank else None) as bar:
         for start in range(0, len(problems), c.chunk):
             torch.manual_seed(zlib.crc32(f"{c.seed} {start}{f' {rank}' * (rank > 0)}".encode()))

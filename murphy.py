@@ -412,9 +412,10 @@ class Run:
     def grow(self, stop: "Signals") -> list[Node] | None:
         """The trees of a step: sample, execute, refine; None if a signal came."""
         self.seconds = {"sampling": 0.0, "executing": 0.0, "updating": 0.0}
-        self.mine = stop.unless(
-            timed(self.seconds, "executing", partial(build_trees, overlap=True)), self.share(self.problems_of(self.at.step)),
-            timed(self.seconds, "sampling", self.sample), self.execute, self.config.turns, self.config.group_size)
+        with timed(self.seconds, "executing"):
+            self.mine = stop.unless(
+                partial(build_trees, overlap=True), self.share(self.problems_of(self.at.step)),
+                timed(self.seconds, "sampling")(self.sample), self.execute, self.config.turns, self.config.group_size)
         self.seconds["executing"] -= self.seconds["sampling"]  # what was not done beside it
         return gather_trees(self.mine, self.rank)
 
@@ -426,8 +427,9 @@ class Run:
             group["lr"] = rate
         pad = self.tokenizer.pad_token_id if self.tokenizer.pad_token_id is not None else self.tokenizer.eos_token_id
         try:
-            stats = timed(self.seconds, "updating", update)(self.model, self.optimizer, kept, config, self.reference, pad,
-                                                            {id(node) for tree in self.mine for node in walk(tree)})
+            with timed(self.seconds, "updating"):
+                stats = update(self.model, self.optimizer, kept, config, self.reference, pad,
+                               {id(node) for tree in self.mine for node in walk(tree)})
         except FloatingPointError as error:
             write(self.folder / "nonfinite.json", [to_dict(tree, ids=True) for tree in trees])
             raise ValueError(f"step {step}: {error}; its trees are in {self.folder / 'nonfinite.json'}") from error
