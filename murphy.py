@@ -101,6 +101,18 @@ class Config:
     device: str = option("auto", "auto, cpu, cuda, mps")
     seed: int = option(0, "seed of everything random")
 
+    def __post_init__(self) -> None:
+        """Refuse settings that cannot work, by name and with what would."""
+        at_least(self, turns=1, group_size=2, problems_per_step=1, steps=0, max_new_tokens=1, minibatches=1, micro_tokens=1,
+                 sample_tokens=1, eval_count=1, eval_iterations=1, eval_every=0, warmup=0, inter_budget=1, intra_budget=2,
+                 feedback_tests=1, log_trees_every=0, save_every=0, lora_rank=0, limit=1, beta=0, clip_high=0,
+                 eval_temperature=0, temperature=1e-3, learning_rate=0, grad_clip=0, timeout=1e-3)
+        for name in ("gamma", "clip_low"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"--{name.replace('_', '-')} must lie in [0, 1], got {getattr(self, name)}")
+        if not self.model and self.problems not in toy.WORLDS:
+            raise ValueError(f"--model is missing: only the toy worlds ({', '.join(toy.WORLDS)}) bring a model of their own")
+
 
 @dataclass
 class Progress:
@@ -111,23 +123,6 @@ class Progress:
     nothing_learned: int = 0
     example: dict | None = None  # a tree in which feedback helped
     sizes: dict[str, int] = field(default_factory=lambda: {"metrics.jsonl": 0, "trees.jsonl": 0})  # of the logs, in bytes
-
-
-def check(config: Config) -> None:
-    """Refuse settings that cannot work, by name and with what would."""
-    at_least(config, turns=1, group_size=2, problems_per_step=1, steps=0, max_new_tokens=1, minibatches=1, micro_tokens=1,
-             sample_tokens=1, eval_count=1, eval_iterations=1, eval_every=0, warmup=0, inter_budget=1, intra_budget=2,
-             feedback_tests=1, log_trees_every=0, save_every=0, lora_rank=0, limit=1, beta=0, clip_low=0, clip_high=0,
-             eval_temperature=0)
-    for name in ("temperature", "learning_rate", "grad_clip", "timeout"):
-        if not getattr(config, name) > 0:
-            raise ValueError(f"--{name.replace('_', '-')} must be above 0, got {getattr(config, name)}")
-    if not 0 <= config.gamma <= 1:
-        raise ValueError(f"--gamma must lie in [0, 1], got {config.gamma}")
-    if config.clip_low > 1:
-        raise ValueError(f"--clip-low must lie in [0, 1], got {config.clip_low}")
-    if not config.model and config.problems not in toy.WORLDS:
-        raise ValueError(f"--model is missing: only the toy worlds ({', '.join(toy.WORLDS)}) bring a model of their own")
 
 
 def choose(trees: list[Node], config: Config) -> list[Node]:
@@ -280,7 +275,6 @@ def data(config: Config) -> tuple[Callable[[int], list], list]:
 
 def train(config: Config) -> Path:
     """The whole of a run; returns its output folder. SystemExit (128 + the signal's number) if a signal ended it."""
-    check(config)
     executor.self_check()
     device = pick_device(config.device)
     rank, ranks = join(device)
