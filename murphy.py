@@ -15,6 +15,7 @@ import errno
 import fcntl
 import hashlib
 import json
+import math
 import os
 import platform
 import random
@@ -24,6 +25,7 @@ import signal
 import sys
 import warnings
 import zlib
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -156,30 +158,28 @@ def update(model: Any, optimizer: Any, kept: list[Node], config: Config, referen
     """
     device = next(model.parameters()).device
     packed = config.packed and not why_padded(model)
+    learns = lambda node: (node.advantage != 0 or config.beta > 0) and not (config.mask_truncated and node.truncated)
     order = gather(torch.randperm(len(kept)).tolist())[0]
     parts = [[kept[i] for i in order[start::config.minibatches]] for start in range(config.minibatches)]
-    rounds = []  # per optimizer step: its micro-batches, each with its attempts and log-probabilities before any step
+    parts = [part for part in parts if any(map(learns, part))]  # the others are no step, and that on every rank alike
+    batches = []  # per part its micro-batches: attempts, how they are scored, their log-probabilities before any step
     for part in parts:
-        learn = [node for node in part if (node.advantage != 0 or config.beta > 0) and not (config.mask_truncated and node.truncated)]
-        idle = not learn  # on every rank alike: nobody waits for a sum of gradients that another leaves out
-        learn = [node for node in learn if mine is None or id(node) in mine]
+        learn = [node for node in part if learns(node) and (mine is None or id(node) in mine)]
         rows = [(node.prompt_ids, node.completion_ids) for node in learn]
         micro = []
         for chosen in micro_batches(rows, config.micro_tokens, packed):
             score = lambda net, batch=[rows[i] for i in chosen]: rows_logprobs(net, batch, pad, config.temperature, packed)
             with torch.no_grad(), autocast(device):
-                old = score(model)[0] if rounds else None  # before the first optimizer step old is new
+                old = score(model)[0] if batches else None  # before the first optimizer step old is new
                 ref = reference(score)[0] if reference else None
             micro.append(([learn[i] for i in chosen], score, old, ref))
-        rounds.append((part, micro, idle))
+        batches.append(micro)
     stats, norms = [], []
-    for number, (part, micro, idle) in enumerate(rounds, 1):
-        if idle:
-            continue  # nothing to learn in this part: counted by the caller through "optimizer_steps"
+    for part, micro in zip(parts, batches, strict=True):
         denominator = {"sequence": len(part), "token": sum(len(n.completion_ids) for n in part),
                        "constant": len(part) * config.max_new_tokens}[config.loss_norm]
-        turns = [node.turn for node in part]
-        weight = {t: len(part) / (len(set(turns)) * turns.count(t)) if config.equal_turns else 1.0 for t in set(turns)}
+        at_turn = Counter(node.turn for node in part)
+        weight = {t: len(part) / (len(at_turn) * n) if config.equal_turns else 1.0 for t, n in at_turn.items()}
         optimizer.zero_grad(set_to_none=True)
         for nodes, score, old, ref in micro:
             with autocast(device):
@@ -189,17 +189,16 @@ def update(model: Any, optimizer: Any, kept: list[Node], config: Config, referen
                 clip_high=config.clip_high, beta=config.beta, ref_logp=ref, norm=config.loss_norm, denominator=denominator,
                 weights=torch.tensor([weight[n.turn] for n in nodes], device=device))
             loss.backward()
-            stats.append(stat)
+            stats.append({name: float(value) for name, value in stat.items()})
         sum_gradients(model)
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip)
-        if not all(torch.isfinite(value) for value in (norm, *(stat["loss"] for stat in stats))):
-            raise FloatingPointError(f"in optimizer step {number} of {len(rounds)} the loss or its gradient is not finite (losses "
-                                     f"{[stat['loss'].item() for stat in stats]}, gradient norm {norm.item()})")
+        norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip).item())
+        if not math.isfinite(norms[-1] + sum(stat["loss"] for stat in stats)):
+            raise FloatingPointError(f"in optimizer step {len(norms)} of {len(parts)} the loss or its gradient is not finite "
+                                     f"(losses {[stat['loss'] for stat in stats]}, gradient norm {norms[-1]})")
         optimizer.step()
-        norms.append(norm.item())
-    stats = [stat for stats in gather([{k: float(v) for k, v in stat.items()} for stat in stats]) for stat in stats]
+    stats = sum(gather(stats), [])
     means = mean_stats(stats) if stats else dict.fromkeys(("loss", "tokens", "ratio", "kl", "clipped", "entropy"), 0.0)
-    return means | {"grad_norm": max(norms, default=0.0), "optimizer_steps": len(norms)}
+    return means | {"grad_norm": max(norms, default=0.0), "optimizer_steps": len(parts)}
 
 
 def describe(trees: list[Node], kept: list[Node], turns: int) -> dict[str, Any]:
