@@ -159,21 +159,22 @@ def update(model: Any, optimizer: Any, kept: list[Node], config: Config, referen
     device = next(model.parameters()).device
     packed = config.packed and not why_padded(model)
     learns = lambda node: (node.advantage != 0 or config.beta > 0) and not (config.mask_truncated and node.truncated)
+
+    def score(nodes: list[Node], net: Any = model) -> tuple[torch.Tensor, torch.Tensor]:
+        with autocast(device):
+            return rows_logprobs(net, [(n.prompt_ids, n.completion_ids) for n in nodes], pad, config.temperature, packed)
+
     order = gather(torch.randperm(len(kept)).tolist())[0]
     parts = [[kept[i] for i in order[start::config.minibatches]] for start in range(config.minibatches)]
     parts = [part for part in parts if any(map(learns, part))]  # the others are no step, and that on every rank alike
-    batches = []  # per part its micro-batches: attempts, how they are scored, their log-probabilities before any step
+    batches = []  # per part its micro-batches: attempts, their log-probabilities before any step, the reference's
     for part in parts:
         learn = [node for node in part if learns(node) and (mine is None or id(node) in mine)]
         rows = [(node.prompt_ids, node.completion_ids) for node in learn]
-        micro = []
-        for chosen in micro_batches(rows, config.micro_tokens, packed):
-            score = lambda net, batch=[rows[i] for i in chosen]: rows_logprobs(net, batch, pad, config.temperature, packed)
-            with torch.no_grad(), autocast(device):
-                old = score(model)[0] if batches else None  # before the first optimizer step old is new
-                ref = reference(score)[0] if reference else None
-            micro.append(([learn[i] for i in chosen], score, old, ref))
-        batches.append(micro)
+        micro = [[learn[i] for i in chosen] for chosen in micro_batches(rows, config.micro_tokens, packed)]
+        with torch.no_grad():
+            batches.append([(nodes, score(nodes)[0] if batches else None,  # before the first optimizer step old is new
+                             reference(partial(score, nodes))[0] if reference else None) for nodes in micro])
     stats, norms = [], []
     for part, micro in zip(parts, batches, strict=True):
         denominator = {"sequence": len(part), "token": sum(len(n.completion_ids) for n in part),
@@ -181,9 +182,8 @@ def update(model: Any, optimizer: Any, kept: list[Node], config: Config, referen
         at_turn = Counter(node.turn for node in part)
         weight = {t: len(part) / (len(at_turn) * n) if config.equal_turns else 1.0 for t, n in at_turn.items()}
         optimizer.zero_grad(set_to_none=True)
-        for nodes, score, old, ref in micro:
-            with autocast(device):
-                logp, mask = score(model)
+        for nodes, old, ref in micro:
+            logp, mask = score(nodes)
             loss, stat = grpo_loss(
                 logp, old, torch.tensor([n.advantage for n in nodes], device=device), mask, clip_low=config.clip_low,
                 clip_high=config.clip_high, beta=config.beta, ref_logp=ref, norm=config.loss_norm, denominator=denominator,
