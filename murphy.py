@@ -147,7 +147,7 @@ def choose(trees: list[Node], config: Config) -> list[Node]:
     return kept
 
 
-def update(model: Any, optimizer: Any, kept: list[Node], config: Config, reference: Any = None, pad: int = 0,
+def update(model: Any, optimizer: Any, kept: list[Node], config: Config, reference: Any = None,
            mine: set[int] | None = None) -> dict[str, float]:
     """Optimise the kept attempts, `minibatches` optimizer steps; returns means over their tokens (README, step 7).
 
@@ -162,7 +162,8 @@ def update(model: Any, optimizer: Any, kept: list[Node], config: Config, referen
 
     def score(nodes: list[Node], net: Any = model) -> tuple[torch.Tensor, torch.Tensor]:
         with autocast(device):
-            return rows_logprobs(net, [(n.prompt_ids, n.completion_ids) for n in nodes], pad, config.temperature, packed)
+            rows = [(n.prompt_ids, n.completion_ids) for n in nodes]
+            return rows_logprobs(net, rows, 0, config.temperature, packed)  # any id pads: masks are made from lengths
 
     order = gather(torch.randperm(len(kept)).tolist())[0]
     parts = [[kept[i] for i in order[start::config.minibatches]] for start in range(config.minibatches)]
@@ -418,10 +419,9 @@ class Run:
         rate = config.learning_rate * min((step + 1) / max(config.warmup, 1), 1 - 0.8 * step / config.steps)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        pad = self.tokenizer.pad_token_id if self.tokenizer.pad_token_id is not None else self.tokenizer.eos_token_id
         try:
             with timed(self.seconds, "updating"):
-                stats = update(self.model, self.optimizer, kept, config, self.reference, pad,
+                stats = update(self.model, self.optimizer, kept, config, self.reference,
                                {id(node) for tree in self.mine for node in walk(tree)})
         except FloatingPointError as error:
             write(self.folder / "nonfinite.json", [to_dict(tree, ids=True) for tree in trees])

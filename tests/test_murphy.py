@@ -64,7 +64,7 @@ def test_the_worked_example_through_the_real_collector_sampled_executed_propagat
     trained = []
     real_rows = murphy.rows_logprobs
     monkeypatch.setattr(murphy, "rows_logprobs", lambda m, rows, *a: trained.extend(rows) or real_rows(m, rows, *a))
-    update(qwen, torch.optim.SGD(qwen.parameters(), lr=0.0), kept, Config(minibatches=1), pad=0)
+    update(qwen, torch.optim.SGD(qwen.parameters(), lr=0.0), kept, Config(minibatches=1))
     assert sorted(trained) == sorted((n.prompt_ids, n.completion_ids) for n in kept)  # each once, pruned ones never
 
 
@@ -93,7 +93,7 @@ def test_with_one_turn_every_rule_is_grpo_to_the_last_bit(qwen):
         kept = choose(trees, Config(turns=1, credit=rule))
         model = copy.deepcopy(qwen)
         torch.manual_seed(0)
-        stats = update(model, torch.optim.SGD(model.parameters(), lr=0.1), kept, Config(minibatches=1), pad=0)
+        stats = update(model, torch.optim.SGD(model.parameters(), lr=0.1), kept, Config(minibatches=1))
         losses.append((stats["loss"], stats["grad_norm"], *(p.sum().item() for p in model.parameters())))
     # GRPO written out: advantages of the rewards in one group, one clipped loss over all rows.
     rows = [(n.prompt_ids, n.completion_ids) for n in kept]
@@ -118,7 +118,7 @@ def some_nodes(n=7):
 def gradient(model, kept, seed=0, **settings):
     torch.manual_seed(seed)
     model = copy.deepcopy(model)
-    update(model, torch.optim.SGD(model.parameters(), lr=0.0), kept, Config(minibatches=1, grad_clip=1e9, **settings), pad=0)
+    update(model, torch.optim.SGD(model.parameters(), lr=0.0), kept, Config(minibatches=1, grad_clip=1e9, **settings))
     return torch.cat([p.grad.flatten() for p in model.parameters()])
 
 
@@ -170,8 +170,8 @@ def test_with_the_kl_every_kept_attempt_takes_part_and_the_reference_stays(qwen,
     before = copy.deepcopy(qwen)
     monkeypatch.setattr(murphy, "rows_logprobs", lambda m, r, *a: rows.append((m, len(r))) or real(m, r, *a))
     optimizer = torch.optim.SGD(qwen.parameters(), lr=0.01)
-    first = update(qwen, optimizer, some_nodes(), config, reference, 0)
-    second = update(qwen, optimizer, some_nodes(), config, reference, 0)
+    first = update(qwen, optimizer, some_nodes(), config, reference)
+    second = update(qwen, optimizer, some_nodes(), config, reference)
     assert sum(n for m, n in rows if m is qwen) == 14
     assert first["kl"] == pytest.approx(0, abs=1e-9) and second["kl"] > 1e-6  # the policy left it, it did not follow
     frozen = next(m for m, _ in rows if m is not qwen)
@@ -183,7 +183,7 @@ def test_loss_is_about_zero_and_yet_it_learns(qwen):
     good, bad = node(1, advantage=1.0, completion=(7, 8)), node(1, advantage=-1.0, completion=(9, 8))
     rows = pad_rows([(n.prompt_ids, n.completion_ids) for n in (good, bad)], 0)
     before = token_logprobs(qwen, *rows).sum(1)
-    stats = update(qwen, torch.optim.SGD(qwen.parameters(), lr=0.05), [good, bad], Config(minibatches=1), pad=0)
+    stats = update(qwen, torch.optim.SGD(qwen.parameters(), lr=0.05), [good, bad], Config(minibatches=1))
     after = token_logprobs(qwen, *rows).sum(1)
     assert abs(stats["loss"]) < 1e-6 and stats["grad_norm"] > 0 and stats["ratio"] == pytest.approx(1, abs=1e-6)
     assert after[0] > before[0] and after[1] < before[1]
@@ -197,7 +197,7 @@ def test_old_log_probabilities_are_those_before_any_step_of_the_batch(qwen):
     order = torch.randperm(len(kept)).tolist()
     first, second = copy.deepcopy(qwen), [kept[i] for i in order[1::2] if kept[i].advantage]
     torch.manual_seed(5)
-    stats = update(qwen, torch.optim.SGD(qwen.parameters(), lr=0.1), kept, config, pad=0)
+    stats = update(qwen, torch.optim.SGD(qwen.parameters(), lr=0.1), kept, config)
     part = [kept[i] for i in order[0::2]]
     rows, learn = [(n.prompt_ids, n.completion_ids) for n in part], torch.tensor([n.advantage for n in part])
     ids, attention, mask = pad_rows(rows, 0)
@@ -218,7 +218,7 @@ def test_equal_turns_gives_each_turn_the_same_total_weight(qwen, monkeypatch):
     seen, real = [], murphy.grpo_loss
     monkeypatch.setattr(murphy, "grpo_loss", lambda *a, **k: seen.append(k["weights"]) or real(*a, **k))
     kept = [node(1, advantage=1.0, completion=(5,)), *(node(2, advantage=-1.0, completion=(6 + i,)) for i in range(3))]
-    update(qwen, torch.optim.SGD(qwen.parameters(), lr=0.0), kept, Config(minibatches=1, equal_turns=True, packed=False), pad=0)
+    update(qwen, torch.optim.SGD(qwen.parameters(), lr=0.0), kept, Config(minibatches=1, equal_turns=True, packed=False))
     assert sorted(torch.cat(seen).tolist()) == pytest.approx([2 / 3, 2 / 3, 2 / 3, 2.0])
 
 
@@ -228,7 +228,7 @@ def test_truncated_completions_are_trained_on_unless_masked(qwen, monkeypatch):
     kept = [node(1, advantage=1.0), node(1, advantage=-1.0, completion=(8, 9), truncated=True)]
     for mask, count in ((False, 2), (True, 1)):
         rows.clear()
-        update(qwen, torch.optim.SGD(qwen.parameters(), lr=0.0), kept, Config(minibatches=1, mask_truncated=mask), pad=0)
+        update(qwen, torch.optim.SGD(qwen.parameters(), lr=0.0), kept, Config(minibatches=1, mask_truncated=mask))
         assert len(rows) == count
 
 
@@ -236,7 +236,7 @@ def test_a_step_in_which_nothing_can_be_learned_changes_nothing(qwen):
     before = copy.deepcopy(qwen)
     trees = scripted([a_problem()], [0] * 12, 2, 3, [])
     kept = choose(trees, Config())
-    stats = update(qwen, torch.optim.AdamW(qwen.parameters()), kept, Config(), pad=0)
+    stats = update(qwen, torch.optim.AdamW(qwen.parameters()), kept, Config())
     line = murphy.describe(trees, kept, 2)
     assert stats["optimizer_steps"] == 0 and line["learning"] == 0 and line["groups_with_spread"] == 0.0
     assert all(torch.equal(p, q) for p, q in zip(qwen.parameters(), before.parameters(), strict=True))
@@ -245,7 +245,7 @@ def test_a_step_in_which_nothing_can_be_learned_changes_nothing(qwen):
 def test_a_loss_that_is_not_finite_stops_before_the_model_is_changed(qwen):
     before = copy.deepcopy(qwen)
     with pytest.raises(FloatingPointError, match="not finite"):
-        update(qwen, torch.optim.SGD(qwen.parameters(), lr=0.1), [node(1, advantage=float("nan"))], Config(), pad=0)
+        update(qwen, torch.optim.SGD(qwen.parameters(), lr=0.1), [node(1, advantage=float("nan"))], Config())
     assert all(torch.equal(p, q) for p, q in zip(qwen.parameters(), before.parameters(), strict=True))
 
 
