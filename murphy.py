@@ -118,7 +118,7 @@ class Config:
 
 @dataclass
 class Progress:
-    """How far a run is, but for model, optimizer and random states."""
+    """How far a run is, but for model and optimizer."""
 
     step: int = 0
     evaluations: dict[str, dict] = field(default_factory=dict)  # by the number of steps made before
@@ -336,7 +336,6 @@ class Run:
         self.reference = reference_model(self.model, config)  # the initial one, also where the run goes on from a checkpoint
         self.optimizer = torch.optim.AdamW([p for p in self.model.parameters() if p.requires_grad], lr=config.learning_rate,
                                            weight_decay=0.0)
-        torch.manual_seed(config.seed + 1_000_003 * rank)
         if found:
             self.restore(Path(found))
         sampler = partial(make_sampler, self.model, self.tokenizer, max_new_tokens=config.max_new_tokens,
@@ -359,9 +358,7 @@ class Run:
             self.model.load_adapter(path, "default", is_trainable=True)
         else:
             self.model.load_state_dict(load_model(str(path), self.device)[0].state_dict())
-        tensors = torch.load(path / "training.pt", map_location="cpu", weights_only=True)
-        self.optimizer.load_state_dict(tensors["optimizer"])
-        set_random_states(tensors["random"][self.rank], self.device)
+        self.optimizer.load_state_dict(torch.load(path / "optimizer.pt", map_location="cpu", weights_only=True))
 
     def share(self, items: list) -> list:
         return items[self.rank * len(items) // self.ranks : (self.rank + 1) * len(items) // self.ranks]
@@ -369,7 +366,6 @@ class Run:
     def evaluate_and_save(self, stop: "Signals", bar: tqdm) -> bool:
         """What is due before a step; False if a signal came."""
         config, at, best = self.config, self.at, False
-        self.states = random_states(self.device)  # a step that is abandoned begins from these again
         due = at.step in (0, config.steps) or config.eval_every and at.step % config.eval_every == 0
         if due and str(at.step) not in at.evaluations:
             rows = gather(stop.unless(self.evaluation))
@@ -386,25 +382,27 @@ class Run:
 
     def evaluation(self) -> list[dict]:
         torch.manual_seed(self.config.seed + self.rank)
-        try:
-            return attempts(self.share(self.held_out), self.eval_sample, self.execute, self.config.eval_iterations)
-        finally:
-            set_random_states(self.states, self.device)  # evaluating more or less often does not change the training
+        return attempts(self.share(self.held_out), self.eval_sample, self.execute, self.config.eval_iterations)
 
     def save(self) -> None:
         """A checkpoint, unless the last one is of this step."""
         if self.saved == self.at.step:
             return
-        self.saved, everyones = self.at.step, gather(self.states)
+        self.saved = self.at.step
         if self.rank == 0:
             for name in self.at.sizes:
                 flush(self.folder / name)
                 self.at.sizes[name] = (self.folder / name).stat().st_size
             save(self.folder, {"progress": vars(self.at), "config": self.fixed, "versions": self.versions},
-                 {"optimizer": self.optimizer.state_dict(), "random": everyones}, (self.model, self.tokenizer))
+                 self.optimizer.state_dict(), (self.model, self.tokenizer))
 
     def grow(self, stop: "Signals") -> list[Node] | None:
-        """The trees of a step: sample, execute, refine; None if a signal came."""
+        """The trees of a step: sample, execute, refine; None if a signal came.
+
+        All that is random in a step is drawn from its seed: a checkpoint holds every random state by holding the step, a step
+        that was abandoned begins from it again, and an evaluation in between changes nothing.
+        """
+        torch.manual_seed(zlib.crc32(f"{self.config.seed} {self.at.step} {self.rank}".encode()))
         self.seconds = {"sampling": 0.0, "executing": 0.0, "updating": 0.0}
         with timed(self.seconds, "executing"):
             self.mine = stop.unless(
@@ -499,7 +497,7 @@ def output_folder(config: Config) -> tuple[Path, Any]:
 HARMLESS = {"output", "resume", "plot", "device", "save_every", "eval_every", "log_trees_every"}  # may differ at a resume
 
 
-def save(folder: Path, state: dict, tensors: dict, pretrained: tuple) -> None:
+def save(folder: Path, state: dict, optimizer: dict, pretrained: tuple) -> None:
     """Write checkpoints/step-N under another name, flush it to the disk, then rename it: what has the name is whole.
 
     Kept are the newest two and the best: of those with an evaluation, the first that solved most within all iterations.
@@ -510,7 +508,7 @@ def save(folder: Path, state: dict, tensors: dict, pretrained: tuple) -> None:
     try:
         for part in pretrained:
             part.save_pretrained(unfinished)
-        torch.save(tensors, unfinished / "training.pt")
+        torch.save(optimizer, unfinished / "optimizer.pt")
         write(unfinished / "state.json", [state])
         write(unfinished / "manifest.json", [{path.name: digest(path) for path in unfinished.iterdir()}])
         for path in (*unfinished.iterdir(), unfinished):
@@ -586,20 +584,6 @@ def resume(path: Path, fixed: dict, versions: dict) -> Progress:
     other = "" if state["versions"] == versions else f", made with {state['versions']}: not the same run bit for bit"
     print(f"going on from {path}{other}", flush=True)
     return Progress(**state["progress"])
-
-
-def random_states(device: torch.device) -> list:
-    """Every random state that a run draws from, as plain numbers: torch's, the device's, Python's."""
-    own = torch.get_device_module(device).get_rng_state().tolist() if device.type != "cpu" else None
-    return [torch.get_rng_state().tolist(), own, random.getstate()]
-
-
-def set_random_states(states: list, device: torch.device) -> None:
-    torch.set_rng_state(torch.tensor(states[0], dtype=torch.uint8))
-    if states[1] and device.type != "cpu":
-        torch.get_device_module(device).set_rng_state(torch.tensor(states[1], dtype=torch.uint8))
-    version, numbers, gauss = states[2]
-    random.setstate((version, tuple(numbers), gauss))
 
 
 class Signals(list):

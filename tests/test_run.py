@@ -188,7 +188,7 @@ def flip(path):
 
 
 @pytest.mark.parametrize("spoil, why", [
-    (lambda p: flip(p / "training.pt"), "training.pt is not what was written"),
+    (lambda p: flip(p / "optimizer.pt"), "optimizer.pt is not what was written"),
     (lambda p: (p / "part").write_bytes(b""), "part is not what was written"), (lambda p: (p / "part").unlink(), "FileNotFoundError"),
     (lambda p: (p / "manifest.json").unlink(), "FileNotFoundError"), (lambda p: flip(p / "state.json"), "state.json is not what was written"),
     (lambda p: (p / "manifest.json").write_text("{"), "JSONDecodeError"), (lambda p: p.rename(p.with_suffix(".unfinished")), "half-written"),
@@ -211,7 +211,7 @@ def test_a_damaged_checkpoint_is_named_and_passed_over(tmp_path, capsys, spoil, 
 def test_where_every_checkpoint_is_damaged_nothing_is_begun_anew_by_stealth(tmp_path):
     assert murphy.checkpoint(tmp_path, "latest") is None  # killed before the first
     save(tmp_path, 2)
-    flip(tmp_path / "checkpoints" / "step-000002" / "training.pt")
+    flip(tmp_path / "checkpoints" / "step-000002" / "optimizer.pt")
     with pytest.raises(ValueError, match="no such checkpoint that is good"):
         murphy.checkpoint(tmp_path, "latest")
 
