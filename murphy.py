@@ -116,17 +116,6 @@ class Config:
             raise ValueError(f"--model is missing: only the toy worlds ({', '.join(toy.WORLDS)}) bring a model of their own")
 
 
-@dataclass
-class Progress:
-    """How far a run is, but for model and optimizer."""
-
-    step: int = 0
-    evaluations: dict[str, dict] = field(default_factory=dict)  # by the number of steps made before
-    nothing_learned: int = 0
-    example: dict | None = None  # a tree in which feedback helped
-    sizes: dict[str, int] = field(default_factory=lambda: {"metrics.jsonl": 0, "trees.jsonl": 0})  # of the logs, in bytes
-
-
 def choose(trees: list[Node], config: Config) -> list[Node]:
     """Credit, pruning and advantages, in this order; returns the kept attempts of all trees (README, steps 4 to 6).
 
@@ -290,17 +279,17 @@ def train(config: Config) -> Path:
 
 def loop(run: "Run") -> None:
     """All steps. A signal abandons what is sampled, executed or evaluated; what is learned is learned to the end."""
-    config, at = run.config, run.at
-    with Signals() as stop, run.metrics, run.forest, tqdm(
-            total=config.steps, initial=at.step, desc="MURPHY", unit="step", disable=True if run.rank else None) as bar:
-        while run.evaluate_and_save(stop, bar) and at.step < config.steps:
+    steps = run.config.steps
+    bar = tqdm(total=steps, initial=run.step, desc="MURPHY", unit="step", disable=True if run.rank else None)
+    with Signals() as stop, bar:
+        while run.evaluate_and_save(stop, bar) and run.step < steps:
             trees = run.grow(stop)
             if trees is None:
                 break
-            kept = choose(trees, config)
+            kept = choose(trees, run.config)
             line = run.learn(trees, kept)
             run.report(trees, line, bar)
-        if str(config.steps) not in at.evaluations:
+        if str(steps) not in run.evaluations:
             run.stopped(stop)
     if run.rank == 0:
         run.finish()
@@ -321,15 +310,15 @@ class Run:
         self.versions = {"python": platform.python_version(), "torch": torch.__version__, "transformers": transformers.__version__,
                          "device": device.type, "threads": torch.get_num_threads()}  # threads change the order of sums
         found = gather(str(checkpoint(folder, config.resume) or "") if config.resume and rank == 0 else "")[0]
-        self.at = resume(Path(found), self.fixed, self.versions) if found else Progress()
-        self.saved = self.at.step if found else -1  # the step of the last checkpoint
-        self.metrics, self.forest = (open(folder / name if rank == 0 else os.devnull, "a") for name in self.at.sizes)
+        state = resume(Path(found), self.fixed, self.versions) if found else {"step": 0, "evaluations": {}, "sizes": [0, 0]}
+        self.step, self.evaluations = state["step"], state["evaluations"]  # evaluations by the number of steps made before
+        self.saved = self.step if found else -1  # the step of the last checkpoint
         if rank == 0:
             if found:
                 set_aside_newer(Path(found))
             write(folder / "settings.json", [asdict(config)])
-            for log in (self.metrics, self.forest):  # the lines of steps after the checkpoint: these are made again
-                log.truncate(self.at.sizes[Path(log.name).name])
+            for name, size in zip(LOGS, state["sizes"], strict=True):  # the lines of later steps: these are made again
+                open(folder / name, "a").truncate(size)
         base = config.model or (toy.base_model(config.problems, config.seed, folder.parent) if rank == 0 else "")
         self.model, self.tokenizer = load_model(gather(str(base))[0], device)
         self.prepare_model()
@@ -365,18 +354,18 @@ class Run:
 
     def evaluate_and_save(self, stop: "Signals", bar: tqdm) -> bool:
         """What is due before a step; False if a signal came."""
-        config, at, best = self.config, self.at, False
-        due = at.step in (0, config.steps) or config.eval_every and at.step % config.eval_every == 0
-        if due and str(at.step) not in at.evaluations:
+        config, step, best = self.config, self.step, False
+        due = step in (0, config.steps) or config.eval_every and step % config.eval_every == 0
+        if due and str(step) not in self.evaluations:
             rows = gather(stop.unless(self.evaluation))
             if None in rows:
                 return False
             summary = summarise(self.held_out, sum(rows, []), config.eval_iterations)
-            best = solved(summary) > max(map(solved, at.evaluations.values()), default=1)
-            at.evaluations[str(at.step)] = summary
-            bar.write(f"step {at.step}: " + "  ".join(
+            best = solved(summary) > max(map(solved, self.evaluations.values()), default=1)
+            self.evaluations[str(step)] = summary
+            bar.write(f"step {step}: " + "  ".join(
                 f"Iter-{k} {100 * score['value']:.1f}%" for k, score in enumerate(summary["Iter-k"]["all"], 1)))
-        if at.step == config.steps or config.save_every and at.step and (best or at.step % config.save_every == 0):
+        if step == config.steps or config.save_every and step and (best or step % config.save_every == 0):
             self.save()
         return True
 
@@ -386,14 +375,14 @@ class Run:
 
     def save(self) -> None:
         """A checkpoint, unless the last one is of this step."""
-        if self.saved == self.at.step:
+        if self.saved == self.step:
             return
-        self.saved = self.at.step
+        self.saved = self.step
         if self.rank == 0:
-            for name in self.at.sizes:
+            for name in LOGS:
                 flush(self.folder / name)
-                self.at.sizes[name] = (self.folder / name).stat().st_size
-            save(self.folder, {"progress": vars(self.at), "config": self.fixed, "versions": self.versions},
+            save(self.folder, {"step": self.step, "evaluations": self.evaluations, "config": self.fixed, "versions": self.versions,
+                               "sizes": [(self.folder / name).stat().st_size for name in LOGS]},
                  self.optimizer.state_dict(), (self.model, self.tokenizer))
 
     def grow(self, stop: "Signals") -> list[Node] | None:
@@ -402,18 +391,18 @@ class Run:
         All that is random in a step is drawn from its seed: a checkpoint holds every random state by holding the step, a step
         that was abandoned begins from it again, and an evaluation in between changes nothing.
         """
-        torch.manual_seed(zlib.crc32(f"{self.config.seed} {self.at.step} {self.rank}".encode()))
+        torch.manual_seed(zlib.crc32(f"{self.config.seed} {self.step} {self.rank}".encode()))
         self.seconds = {"sampling": 0.0, "executing": 0.0, "updating": 0.0}
         with timed(self.seconds, "executing"):
             self.mine = stop.unless(
-                partial(build_trees, overlap=True), self.share(self.problems_of(self.at.step)),
+                partial(build_trees, overlap=True), self.share(self.problems_of(self.step)),
                 timed(self.seconds, "sampling")(self.sample), self.execute, self.config.turns, self.config.group_size)
         self.seconds["executing"] -= self.seconds["sampling"]  # what was not done beside it
         return gather_trees(self.mine, self.rank)
 
     def learn(self, trees: list[Node], kept: list[Node]) -> dict[str, Any]:
         """Optimise what is kept; returns the step's line of metrics.jsonl."""
-        config, step = self.config, self.at.step
+        config, step = self.config, self.step
         rate = config.learning_rate * min((step + 1) / max(config.warmup, 1), 1 - 0.8 * step / config.steps)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
@@ -428,47 +417,50 @@ class Run:
 
     def report(self, trees: list[Node], line: dict[str, Any], bar: tqdm) -> None:
         """Write and say what a step was, and count it: from here on it is made."""
-        config, at = self.config, self.at
-        self.metrics.write(json.dumps(line) + "\n")
-        self.metrics.flush()
-        if config.log_trees_every and at.step % config.log_trees_every == 0:
-            self.forest.writelines(json.dumps({"step": at.step} | to_dict(tree)) + "\n" for tree in trees)
-            self.forest.flush()
+        config = self.config
+        self.log("metrics.jsonl", [line])
+        if config.log_trees_every and self.step % config.log_trees_every == 0:
+            self.log("trees.jsonl", [{"step": self.step} | to_dict(tree) for tree in trees])
         if (line["truncated"] or 0) > 0.5:
             warnings.warn("more than half of a step's completions found no end within --max-new-tokens "
                           f"{config.max_new_tokens}: what is cut seldom passes, and then nothing can be learned")
-        at.step, at.nothing_learned = at.step + 1, at.nothing_learned + (line["optimizer_steps"] == 0)
-        at.example = next((to_dict(tree) for tree in trees if helped(tree)), at.example)
+        self.step += 1
         news = ", ".join(f"{'turn' if t > 1 else 'reward'} {f'{t} ' * (t > 1)}{line[f'reward_{t}']:.2f}"
                          for t in range(1, config.turns + 1) if line[f"reward_{t}"] is not None)
         bar.set_postfix_str(news, refresh=False)
         bar.update()
-        if bar.disable and at.step % 10 == 0:
-            print(f"step {at.step}/{config.steps}: {news}, {sum(self.seconds.values()):.1f} s a step", flush=True)
+        if bar.disable and self.step % 10 == 0:
+            print(f"step {self.step}/{config.steps}: {news}, {sum(self.seconds.values()):.1f} s a step", flush=True)
+
+    def log(self, name: str, lines: list[dict]) -> None:
+        if self.rank == 0:
+            with open(self.folder / name, "a") as file:  # closed, and with that flushed, at each step
+                file.writelines(json.dumps(line) + "\n" for line in lines)
 
     def stopped(self, signals: list[int]) -> None:
         """Save, say how to go on, and leave: a signal came, and what was begun of a step is forgotten."""
         self.save()
         command = f"torchrun --nproc-per-node {self.ranks}" if self.ranks > 1 else "python"
-        print(f"stopped after {self.at.step} of {self.config.steps} steps. To go on: {command} murphy.py --output "
+        print(f"stopped after {self.step} of {self.config.steps} steps. To go on: {command} murphy.py --output "
               f"{shlex.quote(str(self.folder))} --resume", flush=True)
         raise SystemExit(128 + (signals or [signal.SIGTERM])[0])
 
     def finish(self) -> None:
         """The model, the evaluations before and after, a tree in which feedback helped, the curves."""
-        at, steps = self.at, self.config.steps
+        steps = self.config.steps
         self.model.save_pretrained(self.folder)
         self.tokenizer.save_pretrained(self.folder)
-        write(self.folder / "evaluation.json", [at.evaluations])
-        if at.example is not None:
+        write(self.folder / "evaluation.json", [self.evaluations])
+        example = None  # the last of those that were logged
+        for line in open(self.folder / "trees.jsonl"):
+            example = tree if helped(tree := from_dict(json.loads(line))) else example
+        if example:
             print("\nA tree in which the feedback helped: the attempt failed, and its credit is what came of it.\n")
-            print(draw(from_dict(at.example), width=3))
-        print(f"\nBefore ({len(self.held_out)} held-out problems, percent solved, 95% interval)\n{table(at.evaluations['0'])}")
-        print(f"\nAfter {steps} steps\n{table(at.evaluations[str(steps)])}")
+            print(draw(example, width=3))
+        print(f"\nBefore ({len(self.held_out)} held-out problems, percent solved, 95% interval)\n{table(self.evaluations['0'])}")
+        print(f"\nAfter {steps} steps\n{table(self.evaluations[str(steps)])}")
         if steps:
             print("\n" + plot(self.folder))
-        if at.nothing_learned:
-            print(f"\nIn {at.nothing_learned} of {steps} steps nothing could be learned: no group had any spread of credit.")
         print(f"\nThe model, metrics.jsonl, trees.jsonl, evaluation.json and curves.png are in {self.folder}")
 
 
@@ -494,6 +486,7 @@ def output_folder(config: Config) -> tuple[Path, Any]:
     return folder, lock
 
 
+LOGS = "metrics.jsonl", "trees.jsonl"
 HARMLESS = {"output", "resume", "plot", "device", "save_every", "eval_every", "log_trees_every"}  # may differ at a resume
 
 
@@ -502,7 +495,7 @@ def save(folder: Path, state: dict, optimizer: dict, pretrained: tuple) -> None:
 
     Kept are the newest two and the best: of those with an evaluation, the first that solved most within all iterations.
     """
-    place = folder / "checkpoints" / f"step-{state['progress']['step']:06d}"
+    place = folder / "checkpoints" / f"step-{state['step']:06d}"
     unfinished = place.with_suffix(".unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     try:
@@ -520,7 +513,7 @@ def save(folder: Path, state: dict, optimizer: dict, pretrained: tuple) -> None:
         raise OSError(f"the checkpoint {place} could not be written ({error}); those before it stay good: make room, and go "
                       f"on with --output {folder} --resume") from error
     there = sorted(folder.glob("checkpoints/step-*[0-9]"))
-    best = max(there, key=lambda path: solved(state["progress"]["evaluations"].get(str(int(path.name[5:])))))
+    best = max(there, key=lambda path: solved(state["evaluations"].get(str(int(path.name[5:])))))
     for path in set(there) - {*there[-2:], best}:
         shutil.rmtree(path)
 
@@ -547,8 +540,9 @@ def damage(path: Path) -> str:
     try:
         manifest = json.loads((path / "manifest.json").read_bytes())
         wrong = [f"{name} is not what was written" for name in manifest if digest(path / name) != manifest[name]]
-        sizes = {} if wrong else json.loads((path / "state.json").read_bytes())["progress"]["sizes"]
-        wrong += [f"{name} is shorter than it was" for name in sizes if (path.parent.parent / name).stat().st_size < sizes[name]]
+        sizes = [0, 0] if wrong else json.loads((path / "state.json").read_bytes())["sizes"]
+        wrong += [f"{name} is shorter than it was" for name, size in zip(LOGS, sizes, strict=True)
+                  if (path.parent.parent / name).stat().st_size < size]
         return ", ".join(wrong)
     except (OSError, ValueError, TypeError, KeyError) as error:
         return f"{type(error).__name__}: {error}"
@@ -575,15 +569,15 @@ def set_aside_newer(path: Path) -> None:
             newer.rename(newer.with_suffix(".aside"))
 
 
-def resume(path: Path, fixed: dict, versions: dict) -> Progress:
-    """A checkpoint's progress, if the settings of its run still stand; else ValueError lists what differs."""
+def resume(path: Path, fixed: dict, versions: dict) -> dict:
+    """A checkpoint's state, if the settings of its run still stand; else ValueError lists what differs."""
     state = json.loads((path / "state.json").read_bytes())
     if changed := [f"{name} ({state['config'].get(name)!r} there, {fixed.get(name)!r} now)" for name in fixed | state["config"]
                    if name not in HARMLESS and state["config"].get(name) != fixed.get(name)]:
         raise ValueError(f"--resume: {path} was made with other settings: {', '.join(changed)}")
     other = "" if state["versions"] == versions else f", made with {state['versions']}: not the same run bit for bit"
     print(f"going on from {path}{other}", flush=True)
-    return Progress(**state["progress"])
+    return state
 
 
 class Signals(list):
@@ -656,7 +650,10 @@ def plot(folder: Path) -> str:
         means.plot(x="step", y=names, ax=axes, title=title)
     figure.savefig(folder / "curves.png")
     short = means[::-tenth][::-1][sum(panels.values(), ["step"])].round(3)
-    return f"Curves are in {folder / 'curves.png'}; a line here is the mean of {tenth} of the steps\n{short.to_string(index=False)}"
+    idle = (frame["optimizer_steps"] == 0).sum()
+    return (f"Curves are in {folder / 'curves.png'}; a line here is the mean of {tenth} of the steps\n"
+            + short.to_string(index=False)
+            + f"\nIn {idle} of {len(frame)} steps nothing could be learned: no group had any spread of credit." * bool(idle))
 
 
 def main() -> None:

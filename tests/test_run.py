@@ -64,9 +64,9 @@ def left(folder):
     folder = Path(folder)
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert sum(line["optimizer_steps"] for line in lines) > 2
-    progress = json.loads((folder / "checkpoints" / "step-000004" / "state.json").read_text())["progress"]
+    state = json.loads((folder / "checkpoints" / "step-000004" / "state.json").read_text())
     return ([{k: v for k, v in line.items() if k not in ("sampling", "executing", "updating")} for line in lines],
-            progress | {"sizes": None}, *((folder / name).read_bytes() for name in ("trees.jsonl", "evaluation.json", "model.safetensors")))
+            state["step"], state["evaluations"], *((folder / name).read_bytes() for name in ("trees.jsonl", "evaluation.json", "model.safetensors")))
 
 
 def steps(folder):
@@ -168,8 +168,7 @@ def save(folder, step, scores=None, part=None, tensor=3):
     for name in ("metrics.jsonl", "trees.jsonl"):
         (folder / name).write_bytes(bytes(10 * step))
     evaluations = {str(k): {"Iter-k": {"all": [{"value": 1.0}, {"value": v}]}} for k, v in (scores or {}).items()}
-    state = {"progress": {"step": step, "evaluations": evaluations, "sizes": {"metrics.jsonl": 10 * step, "trees.jsonl": 10 * step}}}
-    murphy.save(folder, state, {"x": torch.zeros(tensor)}, (part or Part(),))
+    murphy.save(folder, {"step": step, "evaluations": evaluations, "sizes": [10 * step] * 2}, {"x": torch.zeros(tensor)}, (part or Part(),))
 
 
 def test_the_newest_two_and_the_best_are_kept(tmp_path):
@@ -264,7 +263,7 @@ def test_a_run_goes_on_only_as_it_was_begun(small, capsys):
         murphy.train(small("elsewhere", resume="latest"))
     state = folder / "checkpoints" / "step-000002" / "state.json"
     told = json.loads(state.read_text())
-    assert murphy.resume(state.parent, told["config"] | {"output": "x", "eval_every": 1}, told["versions"]).step == 2
+    assert murphy.resume(state.parent, told["config"] | {"output": "x", "eval_every": 1}, told["versions"])["step"] == 2
     murphy.resume(state.parent, told["config"], told["versions"] | {"torch": "1.0"})
     assert "not the same run bit for bit" in capsys.readouterr().out
     with pytest.raises(ValueError, match="ranks .1 there, 2 now"):
@@ -429,13 +428,14 @@ def test_a_run_is_drawn_as_a_picture_and_a_table(tmp_path, capsys, monkeypatch):
     with pytest.raises(ValueError, match="holds no step of a run"):
         murphy.plot(tmp_path)
     rows = [{"step": i, "reward_1": i / 40, "reward_2": None if i == 3 else 0.5, "solved_1": 0.0, "solved_2": 0.25, "groups_with_spread": 0.5,
-             "completion_tokens": 8.0, "truncated": 0.0, "sampling": 1.0, "executing": 2.0, "updating": 3.0} for i in range(40)]
+             "completion_tokens": 8.0, "truncated": 0.0, "sampling": 1.0, "executing": 2.0, "updating": 3.0, "optimizer_steps": i % 20} for i in range(40)]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"step": 40, "rew')
     monkeypatch.setattr(sys, "argv", ["murphy.py", "--plot", str(tmp_path)])
     murphy.main()
     table = capsys.readouterr().out.splitlines()
-    assert table[1].split()[:3] == ["step", "reward_1", "reward_2"] and len(table) == 12
+    assert table[1].split()[:3] == ["step", "reward_1", "reward_2"] and len(table) == 13
     assert table[2].split()[:3] == ["3", "0.038", "0.5"]  # mean of 0, 1/40, 2/40, 3/40
+    assert table[12].startswith("In 2 of 40 steps nothing could be learned")
     assert (tmp_path / "curves.png").read_bytes()[:4] == b"\x89PNG"
 
 
