@@ -289,7 +289,7 @@ def loop(run: "Run") -> None:
             kept = choose(trees, run.config)
             line = run.learn(trees, kept)
             run.report(trees, line, bar)
-        if str(steps) not in run.evaluations:
+        if steps not in run.evaluations:
             run.stopped(stop)
     if run.rank == 0:
         run.finish()
@@ -307,18 +307,20 @@ class Run:
         self.problems_of, self.held_out = data(config)
         seen = zlib.crc32(repr((self.problems_of(0), self.held_out)).encode("utf-8", "replace"))
         self.fixed = asdict(config) | {"ranks": ranks, "data": seen}
-        self.versions = {"python": platform.python_version(), "torch": torch.__version__, "transformers": transformers.__version__,
+        self.versions = {"python": platform.python_version(), "torch": str(torch.__version__), "transformers": transformers.__version__,
                          "device": device.type, "threads": torch.get_num_threads()}  # threads change the order of sums
         found = gather(str(checkpoint(folder, config.resume) or "") if config.resume and rank == 0 else "")[0]
-        state = resume(Path(found), self.fixed, self.versions) if found else {"step": 0, "evaluations": {}, "sizes": [0, 0]}
+        begin = {"step": 0, "evaluations": {}, "sizes": [0, 0]}
+        state = resume(Path(found), self.fixed, self.versions) if found else begin
         self.step, self.evaluations = state["step"], state["evaluations"]  # evaluations by the number of steps made before
-        self.saved = self.step if found else -1  # the step of the last checkpoint
-        if rank == 0:
-            if found:
-                set_aside_newer(Path(found))
+        if rank == 0:  # what the run left after the checkpoint it goes on from is made again
+            for path in folder.glob("checkpoints/step-*"):
+                if found and path.name > Path(found).name:
+                    shutil.rmtree(path)
+            for name, size in zip(LOGS, state["sizes"], strict=True):
+                with open(folder / name, "a") as log:
+                    log.truncate(min(size, log.tell()))
             write(folder / "settings.json", [asdict(config)])
-            for name, size in zip(LOGS, state["sizes"], strict=True):  # the lines of later steps: these are made again
-                open(folder / name, "a").truncate(size)
         base = config.model or (toy.base_model(config.problems, config.seed, folder.parent) if rank == 0 else "")
         self.model, self.tokenizer = load_model(gather(str(base))[0], device)
         self.prepare_model()
@@ -326,7 +328,7 @@ class Run:
         self.optimizer = torch.optim.AdamW([p for p in self.model.parameters() if p.requires_grad], lr=config.learning_rate,
                                            weight_decay=0.0)
         if found:
-            self.restore(Path(found))
+            self.restore(Path(found), state["optimizer"])
         sampler = partial(make_sampler, self.model, self.tokenizer, max_new_tokens=config.max_new_tokens,
                           token_budget=config.sample_tokens, enable_thinking=config.enable_thinking)
         self.sample, self.eval_sample = sampler(temperature=config.temperature), sampler(temperature=config.eval_temperature)
@@ -342,30 +344,28 @@ class Run:
             self.model = get_peft_model(self.model, LoraConfig(
                 r=self.config.lora_rank, lora_alpha=2 * self.config.lora_rank, target_modules="all-linear"))
 
-    def restore(self, path: Path) -> None:
+    def restore(self, path: Path, optimizer: dict) -> None:
         if self.config.lora_rank:
             self.model.load_adapter(path, "default", is_trainable=True)
         else:
             self.model.load_state_dict(load_model(str(path), self.device)[0].state_dict())
-        self.optimizer.load_state_dict(torch.load(path / "optimizer.pt", map_location="cpu", weights_only=True))
+        self.optimizer.load_state_dict(optimizer)
 
     def share(self, items: list) -> list:
         return items[self.rank * len(items) // self.ranks : (self.rank + 1) * len(items) // self.ranks]
 
     def evaluate_and_save(self, stop: "Signals", bar: tqdm) -> bool:
         """What is due before a step; False if a signal came."""
-        config, step, best = self.config, self.step, False
+        config, step = self.config, self.step
         due = step in (0, config.steps) or config.eval_every and step % config.eval_every == 0
-        if due and str(step) not in self.evaluations:
+        if due and step not in self.evaluations:
             rows = gather(stop.unless(self.evaluation))
             if None in rows:
                 return False
-            summary = summarise(self.held_out, sum(rows, []), config.eval_iterations)
-            best = solved(summary) > max(map(solved, self.evaluations.values()), default=1)
-            self.evaluations[str(step)] = summary
+            self.evaluations[step] = summarise(self.held_out, sum(rows, []), config.eval_iterations)
             bar.write(f"step {step}: " + "  ".join(
-                f"Iter-{k} {100 * score['value']:.1f}%" for k, score in enumerate(summary["Iter-k"]["all"], 1)))
-        if step == config.steps or config.save_every and step and (best or step % config.save_every == 0):
+                f"Iter-{k} {100 * score['value']:.1f}%" for k, score in enumerate(self.evaluations[step]["Iter-k"]["all"], 1)))
+        if step == config.steps or config.save_every and step and (due or step % config.save_every == 0):
             self.save()
         return True
 
@@ -374,16 +374,12 @@ class Run:
         return attempts(self.share(self.held_out), self.eval_sample, self.execute, self.config.eval_iterations)
 
     def save(self) -> None:
-        """A checkpoint, unless the last one is of this step."""
-        if self.saved == self.step:
-            return
-        self.saved = self.step
         if self.rank == 0:
             for name in LOGS:
-                flush(self.folder / name)
+                seal(self.folder / name)
             save(self.folder, {"step": self.step, "evaluations": self.evaluations, "config": self.fixed, "versions": self.versions,
-                               "sizes": [(self.folder / name).stat().st_size for name in LOGS]},
-                 self.optimizer.state_dict(), (self.model, self.tokenizer))
+                               "sizes": [(self.folder / name).stat().st_size for name in LOGS],
+                               "optimizer": self.optimizer.state_dict()}, (self.model, self.tokenizer))
 
     def grow(self, stop: "Signals") -> list[Node] | None:
         """The trees of a step: sample, execute, refine; None if a signal came.
@@ -457,8 +453,8 @@ class Run:
         if example:
             print("\nA tree in which the feedback helped: the attempt failed, and its credit is what came of it.\n")
             print(draw(example, width=3))
-        print(f"\nBefore ({len(self.held_out)} held-out problems, percent solved, 95% interval)\n{table(self.evaluations['0'])}")
-        print(f"\nAfter {steps} steps\n{table(self.evaluations[str(steps)])}")
+        print(f"\nBefore ({len(self.held_out)} held-out problems, percent solved, 95% interval)\n{table(self.evaluations[0])}")
+        print(f"\nAfter {steps} steps\n{table(self.evaluations[steps])}")
         if steps:
             print("\n" + plot(self.folder))
         print(f"\nThe model, metrics.jsonl, trees.jsonl, evaluation.json and curves.png are in {self.folder}")
@@ -490,67 +486,54 @@ LOGS = "metrics.jsonl", "trees.jsonl"
 HARMLESS = {"output", "resume", "plot", "device", "save_every", "eval_every", "log_trees_every"}  # may differ at a resume
 
 
-def save(folder: Path, state: dict, optimizer: dict, pretrained: tuple) -> None:
+def save(folder: Path, state: dict, pretrained: tuple) -> None:
     """Write checkpoints/step-N under another name, flush it to the disk, then rename it: what has the name is whole.
 
     Kept are the newest two and the best: of those with an evaluation, the first that solved most within all iterations.
     """
     place = folder / "checkpoints" / f"step-{state['step']:06d}"
+    if place.exists():
+        return
     unfinished = place.with_suffix(".unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     try:
         for part in pretrained:
             part.save_pretrained(unfinished)
-        torch.save(optimizer, unfinished / "optimizer.pt")
-        write(unfinished / "state.json", [state])
-        write(unfinished / "manifest.json", [{path.name: digest(path) for path in unfinished.iterdir()}])
-        for path in (*unfinished.iterdir(), unfinished):
-            flush(path)
+        torch.save(state, unfinished / "training.pt")
+        write(unfinished / "manifest.json", [{path.name: seal(path) for path in unfinished.iterdir()}])
+        seal(unfinished / "manifest.json")
         unfinished.rename(place)
-        flush(place.parent)
     except Exception as error:  # a full disk is an OSError, a RuntimeError or a SafetensorError: it depends on who was writing
         shutil.rmtree(unfinished, ignore_errors=True)
         raise OSError(f"the checkpoint {place} could not be written ({error}); those before it stay good: make room, and go "
                       f"on with --output {folder} --resume") from error
+    solved = {f"step-{step:06d}": summary["Iter-k"]["all"][-1]["value"] for step, summary in state["evaluations"].items()}
     there = sorted(folder.glob("checkpoints/step-*[0-9]"))
-    best = max(there, key=lambda path: solved(state["evaluations"].get(str(int(path.name[5:])))))
-    for path in set(there) - {*there[-2:], best}:
+    for path in set(there) - {*there[-2:], max(there, key=lambda path: solved.get(path.name, -1.0))}:
         shutil.rmtree(path)
 
 
-def solved(summary: dict | None) -> float:
-    return summary["Iter-k"]["all"][-1]["value"] if summary else -1.0
-
-
-def digest(path: Path) -> str:
+def seal(path: Path) -> str:
+    """Flush a file to the disk; returns its digest."""
     with open(path, "rb") as file:
+        os.fsync(file.fileno())
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def flush(path: Path) -> None:
-    number = os.open(path, os.O_RDONLY)
-    os.fsync(number)
-    os.close(number)
-
-
 def damage(path: Path) -> str:
-    """What is wrong with a checkpoint, or "": every file is held against its digest; no log may have lost lines since."""
+    """What is wrong with a checkpoint, or "": every file is held against its digest."""
     if path.suffix:
         return "half-written"
     try:
         manifest = json.loads((path / "manifest.json").read_bytes())
-        wrong = [f"{name} is not what was written" for name in manifest if digest(path / name) != manifest[name]]
-        sizes = [0, 0] if wrong else json.loads((path / "state.json").read_bytes())["sizes"]
-        wrong += [f"{name} is shorter than it was" for name, size in zip(LOGS, sizes, strict=True)
-                  if (path.parent.parent / name).stat().st_size < size]
-        return ", ".join(wrong)
-    except (OSError, ValueError, TypeError, KeyError) as error:
+        return ", ".join(f"{name} is not what was written" for name in manifest if seal(path / name) != manifest[name])
+    except (OSError, ValueError) as error:
         return f"{type(error).__name__}: {error}"
 
 
 def checkpoint(folder: Path, name: str) -> Path | None:
     """The checkpoint to go on from: the newest good one ("latest"), or the one named; None if none was made so far."""
-    listed = sorted((path for path in folder.glob("checkpoints/step-*") if path.suffix != ".aside"), reverse=True)
+    listed = sorted(folder.glob("checkpoints/step-*"), reverse=True)
     for path in listed:
         why = damage(path) if name in ("latest", path.name) else f"{name} was asked for"
         if not why:
@@ -561,17 +544,9 @@ def checkpoint(folder: Path, name: str) -> Path | None:
     raise ValueError(f"--resume {name}: {folder} has no such checkpoint that is good; start anew in another folder")
 
 
-def set_aside_newer(path: Path) -> None:
-    """Rename the checkpoints that are newer than the one the run goes on from: it makes its own from there."""
-    for newer in sorted(path.parent.glob("step-*")):
-        if newer.name > path.name and newer.suffix != ".aside":
-            shutil.rmtree(newer.with_suffix(".aside"), ignore_errors=True)
-            newer.rename(newer.with_suffix(".aside"))
-
-
 def resume(path: Path, fixed: dict, versions: dict) -> dict:
     """A checkpoint's state, if the settings of its run still stand; else ValueError lists what differs."""
-    state = json.loads((path / "state.json").read_bytes())
+    state = torch.load(path / "training.pt", map_location="cpu", weights_only=True)
     if changed := [f"{name} ({state['config'].get(name)!r} there, {fixed.get(name)!r} now)" for name in fixed | state["config"]
                    if name not in HARMLESS and state["config"].get(name) != fixed.get(name)]:
         raise ValueError(f"--resume: {path} was made with other settings: {', '.join(changed)}")
