@@ -280,17 +280,17 @@ def train(config: Config) -> Path:
 def loop(run: "Run") -> None:
     """All steps. A signal abandons what is sampled, executed or evaluated; what is learned is learned to the end."""
     steps = run.config.steps
-    bar = tqdm(total=steps, initial=run.step, desc="MURPHY", unit="step", disable=True if run.rank else None)
-    with Signals() as stop, bar:
-        while run.evaluate_and_save(stop, bar) and run.step < steps:
-            trees = run.grow(stop)
-            if trees is None:
-                break
-            kept = choose(trees, run.config)
-            line = run.learn(trees, kept)
-            run.report(trees, line, bar)
-        if steps not in run.evaluations:
-            run.stopped(stop)
+    with Signals() as stop, tqdm(total=steps, initial=run.step, desc="MURPHY", unit="step", disable=run.rank > 0 or None) as bar:
+        try:
+            run.evaluate_and_save(stop, bar)
+            while run.step < steps:
+                trees = run.grow(stop)
+                kept = choose(trees, run.config)
+                line = run.learn(trees, kept)
+                run.report(trees, line, bar)
+                run.evaluate_and_save(stop, bar)
+        except KeyboardInterrupt as signalled:
+            run.stopped(*signalled.args)
     if run.rank == 0:
         run.finish()
 
@@ -307,8 +307,8 @@ class Run:
         self.problems_of, self.held_out = data(config)
         seen = zlib.crc32(repr((self.problems_of(0), self.held_out)).encode("utf-8", "replace"))
         self.fixed = asdict(config) | {"ranks": ranks, "data": seen}
-        self.versions = {"python": platform.python_version(), "torch": str(torch.__version__), "transformers": transformers.__version__,
-                         "device": device.type, "threads": torch.get_num_threads()}  # threads change the order of sums
+        self.versions = {"python": platform.python_version(), "torch": str(torch.__version__), "device": device.type,
+                         "transformers": transformers.__version__, "threads": torch.get_num_threads()}  # these order sums
         found = gather(str(checkpoint(folder, config.resume) or "") if config.resume and rank == 0 else "")[0]
         begin = {"step": 0, "evaluations": {}, "sizes": [0, 0]}
         state = resume(Path(found), self.fixed, self.versions) if found else begin
@@ -354,24 +354,23 @@ class Run:
     def share(self, items: list) -> list:
         return items[self.rank * len(items) // self.ranks : (self.rank + 1) * len(items) // self.ranks]
 
-    def evaluate_and_save(self, stop: "Signals", bar: tqdm) -> bool:
-        """What is due before a step; False if a signal came."""
+    def everyones(self, trees: list[Node]) -> list[Node]:
+        """The trees of all ranks, this one's own as they are."""
+        shares = gather([to_dict(tree, ids=True) for tree in trees]) if self.ranks > 1 else [[]]
+        return [tree for rank, share in enumerate(shares) for tree in (trees if rank == self.rank else map(from_dict, share))]
+
+    def evaluate_and_save(self, stop: "Signals", bar: tqdm) -> None:
+        """What is due between two steps."""
         config, step = self.config, self.step
         due = step in (0, config.steps) or config.eval_every and step % config.eval_every == 0
         if due and step not in self.evaluations:
-            rows = gather(stop.unless(self.evaluation))
-            if None in rows:
-                return False
-            self.evaluations[step] = summarise(self.held_out, sum(rows, []), config.eval_iterations)
+            torch.manual_seed(config.seed + self.rank)
+            rows = stop.unless(attempts, self.share(self.held_out), self.eval_sample, self.execute, config.eval_iterations)
+            self.evaluations[step] = summarise(self.held_out, sum(gather(rows), []), config.eval_iterations)
             bar.write(f"step {step}: " + "  ".join(
                 f"Iter-{k} {100 * score['value']:.1f}%" for k, score in enumerate(self.evaluations[step]["Iter-k"]["all"], 1)))
         if step == config.steps or config.save_every and step and (due or step % config.save_every == 0):
             self.save()
-        return True
-
-    def evaluation(self) -> list[dict]:
-        torch.manual_seed(self.config.seed + self.rank)
-        return attempts(self.share(self.held_out), self.eval_sample, self.execute, self.config.eval_iterations)
 
     def save(self) -> None:
         if self.rank == 0:
@@ -381,8 +380,8 @@ class Run:
                                "sizes": [(self.folder / name).stat().st_size for name in LOGS],
                                "optimizer": self.optimizer.state_dict()}, (self.model, self.tokenizer))
 
-    def grow(self, stop: "Signals") -> list[Node] | None:
-        """The trees of a step: sample, execute, refine; None if a signal came.
+    def grow(self, stop: "Signals") -> list[Node]:
+        """The trees of a step: sample, execute, refine.
 
         All that is random in a step is drawn from its seed: a checkpoint holds every random state by holding the step, a step
         that was abandoned begins from it again, and an evaluation in between changes nothing.
@@ -394,7 +393,7 @@ class Run:
                 partial(build_trees, overlap=True), self.share(self.problems_of(self.step)),
                 timed(self.seconds, "sampling")(self.sample), self.execute, self.config.turns, self.config.group_size)
         self.seconds["executing"] -= self.seconds["sampling"]  # what was not done beside it
-        return gather_trees(self.mine, self.rank)
+        return self.everyones(self.mine)
 
     def learn(self, trees: list[Node], kept: list[Node]) -> dict[str, Any]:
         """Optimise what is kept; returns the step's line of metrics.jsonl."""
@@ -433,13 +432,13 @@ class Run:
             with open(self.folder / name, "a") as file:  # closed, and with that flushed, at each step
                 file.writelines(json.dumps(line) + "\n" for line in lines)
 
-    def stopped(self, signals: list[int]) -> None:
+    def stopped(self, number: int) -> None:
         """Save, say how to go on, and leave: a signal came, and what was begun of a step is forgotten."""
         self.save()
         command = f"torchrun --nproc-per-node {self.ranks}" if self.ranks > 1 else "python"
         print(f"stopped after {self.step} of {self.config.steps} steps. To go on: {command} murphy.py --output "
               f"{shlex.quote(str(self.folder))} --resume", flush=True)
-        raise SystemExit(128 + (signals or [signal.SIGTERM])[0])
+        raise SystemExit(128 + number)
 
     def finish(self) -> None:
         """The model, the evaluations before and after, a tree in which feedback helped, the curves."""
@@ -555,10 +554,10 @@ def resume(path: Path, fixed: dict, versions: dict) -> dict:
     return state
 
 
-class Signals(list):
-    """Ctrl-C and SIGTERM while a run is in its loop: the first is left to the loop, a second one leaves at once."""
+class Signals:
+    """Ctrl-C and SIGTERM while a run is in its loop: the first is seen to by `unless`, a second one leaves at once."""
 
-    abandoning = False
+    number, abandoning = 0, False
 
     def __enter__(self) -> "Signals":
         self.before = {number: signal.signal(number, self.receive) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -569,29 +568,22 @@ class Signals(list):
             signal.signal(number, handler)
 
     def receive(self, number: int, _: Any) -> None:
-        self.append(number)
-        if len(self) > 1:
+        if self.number:
             raise SystemExit(128 + number)  # on its way out it passes `train`, which ends the executor's workers
+        self.number = number
         os.write(2, b"\nstopping: the checkpoint is written first (once more: at once)\n")  # a print must not be entered twice
         if self.abandoning:
             raise KeyboardInterrupt
 
     def unless(self, function: Callable, *args: Any) -> Any:
-        """function(*args), or None if a signal came before its end: it is then abandoned."""
-        answer = None
+        """function(*args), abandoned when a signal comes, or has come: then KeyboardInterrupt, on every rank."""
         with suppress(KeyboardInterrupt):
             self.abandoning = True
-            answer = None if self else function(*args)
+            answer = None if self.number else function(*args)
             self.abandoning = False
-        return None if self else answer
-
-
-def gather_trees(trees: list[Node] | None, rank: int) -> list[Node] | None:
-    """The trees of all ranks, a rank's own as they are; None if a signal kept one of the ranks from growing its own."""
-    shares = gather(trees and [to_dict(tree, ids=True) for tree in trees]) if dist.is_initialized() else [trees]
-    if None in shares:
-        return None
-    return [tree for i, plain in enumerate(shares) for tree in (trees if i == rank else map(from_dict, plain))]
+        if number := max(gather(self.number)):
+            raise KeyboardInterrupt(number)
+        return answer
 
 
 def sum_gradients(model: Any) -> None:
