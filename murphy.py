@@ -17,7 +17,6 @@ import hashlib
 import json
 import math
 import os
-import platform
 import random
 import shlex
 import shutil
@@ -27,9 +26,10 @@ import warnings
 import zlib
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any, Literal
 
@@ -194,24 +194,20 @@ def update(model: Any, optimizer: Any, kept: list[Node], config: Config, referen
 def describe(trees: list[Node], kept: list[Node], turns: int) -> dict[str, Any]:
     """What a step's trees looked like: the part of a metrics line that does not depend on the update."""
     nodes = [node for tree in trees for node in walk(tree)]
-    mean = lambda values: sum(values) / len(values) if values else None  # no attempt at that turn: no number
-    line: dict[str, Any] = {"programs": len(nodes)}
-    for turn in range(1, turns + 1):
-        mine = [node for node in nodes if node.turn == turn]
-        line |= {f"reward_{turn}": mean([n.reward for n in mine]), f"solved_{turn}": mean([n.solved for n in mine])}
     made = [group for tree in trees for group in groups(tree)]
+    mean = lambda values: sum(values) / len(values) if values else None  # no attempt at that turn: no number
     spread = lambda group: max(n.credit for n in group) - min(n.credit for n in group) > 1e-9  # else it teaches nothing
-    return line | {
+    return {
+        "programs": len(nodes), "kept": len(kept), "learning": sum(n.advantage != 0 for n in kept),
+        **{f"{name}_{turn}": mean([getattr(n, name) for n in nodes if n.turn == turn])
+           for turn in range(1, turns + 1) for name in ("reward", "solved")},
         "problems_solved": mean([any(n.solved for n in walk(tree)) for tree in trees]),
         "repaired": mean([any(c.solved for c in n.children) for n in nodes if n.children]),  # feedback to solved
         "groups_with_spread": mean([spread(group) for group in made]),
         "spread_1": mean([spread(group) for group in made if group[0].turn == 1]),
-        "kept": len(kept), "learning": sum(n.advantage != 0 for n in kept),
-        "truncated": mean([n.truncated for n in nodes]), "timeouts": sum(n.status == "timeout" for n in nodes),
-        "no_code": sum(n.status == "no_code" for n in nodes),
-        "too_long": sum(n.unexpanded != "" for tree in trees for n in (tree, *walk(tree))),
-        "completion_tokens": mean([len(n.completion_ids) for n in nodes]),
-        "sampled_tokens": sum(len(n.completion_ids) for n in nodes)}
+        "truncated": mean([n.truncated for n in nodes]), "completion_tokens": mean([len(n.completion_ids) for n in nodes]),
+        "timeouts": sum(n.status == "timeout" for n in nodes), "no_code": sum(n.status == "no_code" for n in nodes),
+        "too_long": sum(n.unexpanded != "" for tree in trees for n in (tree, *walk(tree)))}
 
 
 def recompute_layers(model: Any) -> None:
@@ -269,11 +265,8 @@ def train(config: Config) -> Path:
     rank, ranks = join(device)
     folder, lock = output_folder(config) if rank == 0 else ("", open(os.devnull))
     folder = Path(gather(str(folder))[0])
-    with lock:
-        try:
-            loop(Run(config, folder, device, rank, ranks))
-        finally:
-            executor.close()  # programs may be running beside a step that was left
+    with lock, closing(executor):  # at its end programs may be running, beside a step that was left
+        loop(Run(config, folder, device, rank, ranks))
     return folder
 
 
@@ -307,7 +300,7 @@ class Run:
         self.problems_of, self.held_out = data(config)
         seen = zlib.crc32(repr((self.problems_of(0), self.held_out)).encode("utf-8", "replace"))
         self.fixed = asdict(config) | {"ranks": ranks, "data": seen}
-        self.versions = {"python": platform.python_version(), "torch": str(torch.__version__), "device": device.type,
+        self.versions = {"python": sys.version.split()[0], "torch": str(torch.__version__), "device": device.type,
                          "transformers": transformers.__version__, "threads": torch.get_num_threads()}  # these order sums
         found = gather(str(checkpoint(folder, config.resume) or "") if config.resume and rank == 0 else "")[0]
         begin = {"step": 0, "evaluations": {}, "sizes": [0, 0]}
@@ -420,8 +413,8 @@ class Run:
             warnings.warn("more than half of a step's completions found no end within --max-new-tokens "
                           f"{config.max_new_tokens}: what is cut seldom passes, and then nothing can be learned")
         self.step += 1
-        news = ", ".join(f"{'turn' if t > 1 else 'reward'} {f'{t} ' * (t > 1)}{line[f'reward_{t}']:.2f}"
-                         for t in range(1, config.turns + 1) if line[f"reward_{t}"] is not None)
+        rewards = [line[f"reward_{turn}"] for turn in range(1, config.turns + 1)]
+        news = "reward by turn " + " ".join(f"{reward:.2f}" for reward in rewards if reward is not None)
         bar.set_postfix_str(news, refresh=False)
         bar.update()
         if bar.disable and self.step % 10 == 0:
@@ -462,12 +455,9 @@ class Run:
 def output_folder(config: Config) -> tuple[Path, Any]:
     """A folder of this run's own (the one asked for, if nothing is in it, or a new one under runs/), and the lock that
     keeps other runs out of it until it is closed or its process is dead."""
-    if config.output:
-        folder = Path(config.output)
-    else:
-        name = f"{Path(config.problems).stem}-{config.credit}-turns{config.turns}-seed{config.seed}"
-        taken = (Path("runs") / (name + (f"-{i}" if i else "")) for i in range(10_000))
-        folder = next(path for path in taken if not path.exists())
+    name = f"runs/{Path(config.problems).stem}-{config.credit}-turns{config.turns}-seed{config.seed}"
+    free = (path for i in count() if not (path := Path(f"{name}-{i}" if i else name)).exists())
+    folder = Path(config.output) if config.output else next(free)
     if config.resume and not (folder / "settings.json").exists():
         raise ValueError(f"--resume needs the --output of a run to go on with: {config.output!r} has no settings.json")
     folder.mkdir(parents=True, exist_ok=True)
@@ -606,10 +596,10 @@ def plot(folder: Path) -> str:
     frame = pandas.DataFrame([json.loads(line) for line in lines if line.endswith("\n")])  # the last may be half-written
     if frame.empty:
         raise ValueError(f"{folder} holds no step of a run: metrics.jsonl is missing or empty")
-    panels = {title: [name for name in frame if name.startswith(start)] for title, start in (
-        ("reward by turn", "reward_"), ("share solved by turn", "solved_"), ("groups with spread", "groups_with_spread"),
-        ("completion length, tokens", "completion_tokens"), ("share truncated", "truncated"))}
-    panels["seconds a step"] = ["sampling", "executing", "updating"]
+    panels = {title: [name for name in frame if name.startswith(start)] for title, start in {
+        "reward by turn": "reward_", "share solved by turn": "solved_", "groups with spread": "groups_with_spread",
+        "completion length, tokens": "completion_tokens", "share truncated": "truncated",
+        "seconds a step": ("sampling", "executing", "updating")}.items()}
     tenth = -(-len(frame) // 10)
     means = frame.astype(float).rolling(tenth, min_periods=1).mean().assign(step=frame["step"])
     figure = Figure(figsize=(12, 6), layout="constrained")
