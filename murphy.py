@@ -344,21 +344,14 @@ class Run:
             self.model.load_state_dict(load_model(str(path), self.device)[0].state_dict())
         self.optimizer.load_state_dict(optimizer)
 
-    def share(self, items: list) -> list:
-        return items[self.rank * len(items) // self.ranks : (self.rank + 1) * len(items) // self.ranks]
-
-    def everyones(self, trees: list[Node]) -> list[Node]:
-        """The trees of all ranks, this one's own as they are."""
-        shares = gather([to_dict(tree, ids=True) for tree in trees]) if self.ranks > 1 else [[]]
-        return [tree for rank, share in enumerate(shares) for tree in (trees if rank == self.rank else map(from_dict, share))]
-
     def evaluate_and_save(self, stop: "Signals", bar: tqdm) -> None:
         """What is due between two steps."""
         config, step = self.config, self.step
         due = step in (0, config.steps) or config.eval_every and step % config.eval_every == 0
         if due and step not in self.evaluations:
             torch.manual_seed(config.seed + self.rank)
-            rows = stop.unless(attempts, self.share(self.held_out), self.eval_sample, self.execute, config.eval_iterations)
+            mine = self.held_out[self.rank::self.ranks]
+            rows = stop.unless(attempts, mine, self.eval_sample, self.execute, config.eval_iterations)
             self.evaluations[step] = summarise(self.held_out, sum(gather(rows), []), config.eval_iterations)
             bar.write(f"step {step}: " + "  ".join(
                 f"Iter-{k} {100 * score['value']:.1f}%" for k, score in enumerate(self.evaluations[step]["Iter-k"]["all"], 1)))
@@ -383,10 +376,12 @@ class Run:
         self.seconds = {"sampling": 0.0, "executing": 0.0, "updating": 0.0}
         with timed(self.seconds, "executing"):
             self.mine = stop.unless(
-                partial(build_trees, overlap=True), self.share(self.problems_of(self.step)),
+                partial(build_trees, overlap=True), self.problems_of(self.step)[self.rank::self.ranks],
                 timed(self.seconds, "sampling")(self.sample), self.execute, self.config.turns, self.config.group_size)
         self.seconds["executing"] -= self.seconds["sampling"]  # what was not done beside it
-        return self.everyones(self.mine)
+        shares = gather([to_dict(tree, ids=True) for tree in self.mine])  # of all ranks; this one's own stay as they are
+        return [tree for rank, share in enumerate(shares)
+                for tree in (self.mine if rank == self.rank else map(from_dict, share))]
 
     def learn(self, trees: list[Node], kept: list[Node]) -> dict[str, Any]:
         """Optimise what is kept; returns the step's line of metrics.jsonl."""
