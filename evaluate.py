@@ -391,7 +391,8 @@ def run(c: EvalConfig) -> None:
     if rank:
         return
     summary = summarise(problems, rows, c.iterations) | {
-        "settings": settings, "left out": left_out, "context": getattr(model.config.get_text_config(), "max_position_embeddings", None),
+        "settings": settings, "left out": left_out,
+        "context": getattr(model.config.get_text_config(), "max_position_embeddings", None),
         "device": str(model.device), "resumed": len(done), "seconds": seconds,
         "libraries": {name: version(name) for name in ("torch", "transformers", "datasets", "numpy")} | {
             "python": sys.version.split()[0]}}

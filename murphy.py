@@ -611,7 +611,6 @@ def plot(folder: Path) -> str:
 def main() -> None:
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # outside of the loop: nothing to save
     parser = HfArgumentParser(Config, description=__doc__.split("\n")[0])
     try:
         (config,) = parser.parse_args_into_dataclasses()
