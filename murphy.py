@@ -11,7 +11,6 @@ which `--output FOLDER --resume` goes on. `--turns 1` is GRPO. `torchrun --nproc
 """
 
 import copy
-import errno
 import fcntl
 import hashlib
 import json
@@ -489,8 +488,7 @@ def save(folder: Path, state: dict, pretrained: tuple) -> None:
         unfinished.rename(place)
     except Exception as error:  # a full disk is an OSError, a RuntimeError or a SafetensorError: it depends on who was writing
         shutil.rmtree(unfinished, ignore_errors=True)
-        raise OSError(f"the checkpoint {place} could not be written ({error}); those before it stay good: make room, and go "
-                      f"on with --output {folder} --resume") from error
+        raise OSError(f"{place} could not be written ({error}); the checkpoints before it stay good: --resume") from error
     solved = {f"step-{step:06d}": summary["Iter-k"]["all"][-1]["value"] for step, summary in state["evaluations"].items()}
     there = sorted(folder.glob("checkpoints/step-*[0-9]"))
     for path in set(there) - {*there[-2:], max(there, key=lambda path: solved.get(path.name, -1.0))}:
@@ -621,10 +619,7 @@ def main() -> None:
             (config,) = parser.parse_args_into_dataclasses()
         print(plot(Path(config.plot))) if config.plot else train(config)
     except (ValueError, OSError, RuntimeError, ImportError) as error:
-        if isinstance(error, torch.OutOfMemoryError):
-            raise
-        full = getattr(error, "errno", None) == errno.ENOSPC
-        sys.exit(f"murphy.py: {error}" + "; the last checkpoint stays good: make room, and go on with --resume" * full)
+        sys.exit(f"murphy.py: {error}")
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
 

@@ -231,7 +231,7 @@ def test_a_disk_that_is_full_for_a_log_is_one_sentence_too(monkeypatch):
             log.write("a line")
     monkeypatch.setattr(murphy, "train", full)
     monkeypatch.setattr(sys, "argv", ["murphy.py"])
-    with pytest.raises(SystemExit, match=r"^murphy.py: .*No space left on device; the last checkpoint stays good: make room"):
+    with pytest.raises(SystemExit, match=r"^murphy.py: .*No space left on device$"):
         murphy.main()
 
 
