@@ -306,9 +306,10 @@ class Run:
         state = resume(Path(found), self.fixed, self.versions) if found else begin
         self.step, self.evaluations = state["step"], state["evaluations"]  # evaluations by the number of steps made before
         if rank == 0:  # what the run left after the checkpoint it goes on from is made again
-            for path in folder.glob("checkpoints/step-*"):
-                if found and path.name > Path(found).name:
-                    shutil.rmtree(path)
+            for path in checkpoints(folder) if found else ():
+                if path.name > Path(found).name:
+                    shutil.rmtree(path.with_suffix(".aside"), ignore_errors=True)
+                    path.rename(path.with_suffix(".aside"))
             for name, size in zip(LOGS, state["sizes"], strict=True):
                 with open(folder / name, "a") as log:
                     log.truncate(min(size, log.tell()))
@@ -513,10 +514,13 @@ def damage(path: Path) -> str:
         return f"{type(error).__name__}: {error}"
 
 
+def checkpoints(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.glob("checkpoints/step-*") if path.suffix != ".aside")
+
+
 def checkpoint(folder: Path, name: str) -> Path | None:
     """The checkpoint to go on from: the newest good one ("latest"), or the one named; None if none was made so far."""
-    listed = sorted(folder.glob("checkpoints/step-*"), reverse=True)
-    for path in listed:
+    for path in (listed := checkpoints(folder)[::-1]):
         why = damage(path) if name in ("latest", path.name) else f"{name} was asked for"
         if not why:
             return path

@@ -83,7 +83,7 @@ def test_a_step_of_murphy_on_each_family(family, tokenizer):
         config.packed = packed
         copied = copy.deepcopy(model)
         torch.manual_seed(0)
-        stats = update(copied, torch.optim.SGD(copied.parameters(), lr=0.0), choose(trees, config), config, pad=0)
+        stats = update(copied, torch.optim.SGD(copied.parameters(), lr=0.0), choose(trees, config), config)
         assert stats["ratio"] == pytest.approx(1, abs=1e-5) and stats["grad_norm"] > 0
         gradients.append(torch.cat([p.grad.flatten() for p in copied.parameters() if p.grad is not None]))
     assert torch.allclose(*gradients, rtol=1e-4, atol=1e-5 * gradients[0].abs().max())

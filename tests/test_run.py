@@ -250,6 +250,7 @@ def test_what_is_newer_than_the_checkpoint_a_run_goes_on_from_is_made_again(smal
     flip(folder / "checkpoints" / "step-000004" / "training.pt")
     murphy.train(small("run", save_every=1, resume="latest"))
     assert "step-000004 is passed over" in capsys.readouterr().out and left(folder) == straight
+    assert (folder / "checkpoints" / "step-000004.aside" / "manifest.json").exists()  # what was damaged is kept
     murphy.train(small("run", save_every=1, resume="step-000003"))
     assert "step-000004 is passed over: step-000003 was asked for" in capsys.readouterr().out and left(folder) == straight
 
