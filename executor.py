@@ -230,11 +230,12 @@ class Plan(ast.NodeTransformer):
     """A problem made ready; serves all programs of its group. tests: (source, graded, public) of each test.
 
     Each assert becomes a test of its own: `with __test__(k) as __is__: __is__(left, right)` notes the outcome and goes on.
-    An assert in a loop is one test, passed if it was reached and never failed; an assert of a constant is none. A block
+    An assert in a loop is one test, passed if it was reached and never failed, and nothing broke the loop (or the rows of a
+    parametrized test) off: `with __loop__(first, last)` is around it. An assert of a constant is none. A block
     `with raises(...)`, a try with `assert False` or `fail(...)` in it, and a test function without an assert are one each.
     """
 
-    objects, takes, classes, operators = False, False, [], set()  # what of the program may be used: read_code finds out
+    objects, takes, classes, operators = False, set(), [], set()  # what of the program may be used: read_code finds out
 
     def __init__(self, kind, texts, public, entry, context, reference) -> None:
         self.kind, self.entry, self.context, self.tests = kind, entry or "", context or "", []
@@ -282,12 +283,16 @@ class Plan(ast.NodeTransformer):
             self.units.append((first, len(self.tests), compile(ast.fix_missing_locations(tree), "<test>", "exec")))
         # A function that returns a value may not change its arguments for the tests, since it could empty them to agree with
         # sorted(xs); unless the reference takes from its argument, as a dequeue(queue) must.
-        self.takes = any(node.attr in ("pop", "popleft", "popitem") and ast.unparse(node.value) in [x.arg for x in f.args.args]
-                         for f in reference.body if isinstance(f, ast.FunctionDef) and f.name in used
-                         for node in find(f, ast.Attribute))
+        self.takes = {f.name for f in reference.body if isinstance(f, ast.FunctionDef) and f.name in used
+                      for node in find(f, ast.Attribute) if node.attr in ("pop", "popleft", "popitem")
+                      and ast.unparse(node.value) in [x.arg for x in f.args.args]}
         # Objects stay with the program; which operators may ask them, and whether attributes may, is the reference's say.
         classes = find(reference, ast.ClassDef)
         self.classes = [(node.name, [ast.unparse(base) for base in node.bases]) for node in classes]
+        errors = {name for name, kind in vars(builtins).items() if isinstance(kind, type) and issubclass(kind, Exception)}
+        for node in classes:  # exceptions are classes of the judge's own (see code_tests), so they open nothing
+            errors |= {node.name} & {node.name for base in node.bases if ast.unparse(base) in errors}
+        classes = [node for node in classes if node.name not in errors]
         self.operators = {part.name for node in classes for part in node.body if isinstance(part, ast.FunctionDef)}
         if any(node.bases or node.decorator_list for node in classes):
             self.operators |= {f"__{name}__" for name in "len iter getitem contains str eq lt".split()}
@@ -311,6 +316,17 @@ class Plan(ast.NodeTransformer):
             case _:
                 sides = source
         return self.test(source, ast.parse(f"__is__({sides})").body)
+
+    def visit_For(self, node: ast.AST) -> ast.AST:
+        first = len(self.tests)
+        self.generic_visit(node)
+        if len(self.tests) == first:
+            return node
+        manager = ast.parse(f"with __loop__({first}, {len(self.tests)}): pass").body[0]
+        manager.body = [node]
+        return manager
+
+    visit_While = visit_For
 
     def visit_With(self, node: ast.AST) -> ast.AST:
         pattern = r"\Awith (pytest\.)?raises\(" if isinstance(node, ast.With) else r"^\s*(assert (False|0)\b|pytest\.fail\()"
@@ -347,8 +363,10 @@ class Run:
 
     def __init__(self, plan: Plan, code: str, limits: dict, zygote: socket.socket) -> None:
         self.plan, self.code, self.limits, self.zygote, self.socket, self.objects = plan, code, limits, zygote, None, {}
+        self.lock = threading.RLock()  # for threads of a test
         self.last: Any = None  # [what tells of the last call, its value]
         self.outcomes, self.death = [UNREACHED] * len(plan.tests), None
+        self.unsent = None  # what a test handed the program that could not be sent
 
     def result(self) -> list:
         """Run all tests; the arguments of verdict()."""
@@ -379,6 +397,7 @@ class Run:
         for number, (args, expected) in enumerate(self.plan.cases):
             try:
                 with self.test(number, equal) as check:
+                    args = unpack(pack(args))  # a copy, for what the function changes in place
                     check(function(*args) if self.plan.kind == "functional" else function(args), expected)
             except Died as death:
                 if death.args[0] == "timeout" or self.plan.kind == "functional":
@@ -403,7 +422,7 @@ class Run:
     def code_tests(self) -> None:
         cases: list = []
         case = lambda first, last: lambda test: cases.append((first, last, test)) or test
-        space = {"__name__": "test", "__test__": self.test, "__case__": case}
+        space = {"__name__": "test", "__test__": self.test, "__loop__": self.loop, "__case__": case}
         for line in self.plan.imports:  # a test may use what the solution imports
             with contextlib.suppress(ImportError):  # a package for the solution alone; a test that needs it fails, and says so
                 exec(line, space)
@@ -423,9 +442,9 @@ class Run:
                 exec(code, space)
         for first, last, test in cases:
             with self.attempt(range(first, last)):
-                self.call_test(space, test)
+                self.call_test(space, test, first, last)
 
-    def call_test(self, space: dict, test: Any) -> None:
+    def call_test(self, space: dict, test: Any, first: int, last: int) -> None:
         """Call a test function, or method of a test class, once for each row of its parameters."""
         if test.__name__ == "check":
             return test(space[self.plan.entry])
@@ -435,10 +454,20 @@ class Run:
                 names = re.findall(r"\w+", mark.args[0]) if isinstance(mark.args[0], str) else mark.args[0]
                 values = [dict(zip(names, value if len(names) > 1 else [value])) for value in mark.args[1]]
                 rows = [{**row, **value} for row in rows for value in values]
-        for row in rows:
-            this = owner() if owner else None  # a fresh object for each
-            getattr(this, "setup_method", getattr(this, "setUp", lambda: None))()
-            test(*[this] if owner else [], **row)
+        with self.loop(first, last) if len(rows) > 1 else contextlib.nullcontext():
+            for row in rows:
+                this = owner() if owner else None  # a fresh object for each
+                getattr(this, "setup_method", getattr(this, "setUp", lambda: None))()
+                test(*[this] if owner else [], **row)
+
+    @contextlib.contextmanager
+    def loop(self, first: int, last: int) -> Any:
+        """The context around what may reach a test more than once: broken off, it leaves none of its tests passed."""
+        try:
+            yield
+        except BaseException:
+            self.outcomes[first:last] = [UNREACHED if outcome == PASSED else outcome for outcome in self.outcomes[first:last]]
+            raise
 
     @contextlib.contextmanager
     def test(self, number: int, equal: Any = operator.eq) -> Any:
@@ -459,9 +488,10 @@ class Run:
         """The context around a piece of test code: what breaks it fails its tests that were not reached, or else the last."""
         try:
             yield
-            if self.death:  # which the test may have caught
-                raise self.death
+            if self.death or self.unsent:  # which the test may have caught
+                raise self.death or self.unsent
         except BaseException as error:
+            self.unsent = None
             for number in [n for n in numbers if self.outcomes[n] is UNREACHED] or numbers[-1:]:
                 if self.outcomes[number] in (UNREACHED, PASSED):
                     self.outcomes[number] = self.explain(error, self.plan.tests[number][0])
@@ -497,7 +527,7 @@ class Run:
         with theirs:
             socket.send_fds(self.zygote, [json.dumps(self.limits).encode()], [source, sink, theirs.fileno()])
         send(self.socket, ["__main__" if self.plan.kind == "stdin" else "solution", self.plan.context, self.code,
-                           [name for name, _ in self.plan.classes], self.plan.takes])
+                           [name for name, _ in self.plan.classes], bool(self.plan.takes)])
 
     def stop(self) -> list:
         """End the candidate; [whether it ran out of time, its exit code]. If the zygote is gone this raises, here and once more
@@ -519,13 +549,17 @@ class Run:
         try:
             request = pack([function, list(args), kwargs], self.native)
         except (TypeError, ValueError) as error:
+            if self.last or isinstance(error, ValueError):  # the program may have made it: it was called before
+                self.unsent = TypeError(f"what cannot be sent to the program: {error}")  # noted, so that raises() is not content
+                raise self.unsent from None
             raise Unscorable(f"a test hands the program what cannot be sent to it: {error}") from None
         call, called = [lambda: self.text(label, request), "nothing"], isinstance(function, Remote)
-        if called:
-            self.last = call
-        call[1], changes = self.answer(request)
+        with self.lock:
+            if called:
+                self.last = call
+            call[1], changes = self.answer(request)
         # Arguments that the function changed in place; not those of one that returns a value (see read_code), say it what it may.
-        for place, new in changes if called and (call[1] is None or self.plan.takes) else ():
+        for place, new in changes if called and (call[1] is None or function._ref in self.plan.takes) else ():
             if 0 <= place < len(args) and type(args[place]) is type(new) in (list, dict, set):
                 args[place].clear()
                 (args[place].extend if type(new) is list else args[place].update)(new)
@@ -548,6 +582,8 @@ class Run:
                 changes = [(int(place), unpack(new, self.foreign)) for place, new in message.get("changes", ())]
                 return unpack(message["value"], self.foreign), changes
             error = rebuild(*message["error"])
+            if isinstance(error, StopIteration) and (not request or request[0] != "next"):  # or map(f, xs) in a test would end
+                error = rebuild(["builtins.RuntimeError"], "the program raised StopIteration", error.line)
         except OverflowError:
             self.die("error", f"returned more than {self.limits['output_bytes']} bytes")
         except (OSError, EOFError):
@@ -558,7 +594,8 @@ class Run:
                 return None, []  # it left by itself: what it printed decides
             if code in (0, -signal.SIGKILL):  # (which may be ours: it had closed its socket)
                 self.die("error", "ended before it answered")
-            self.die("error", f"ended with exit code {code}" if code > 0 else f"was ended by {signal.Signals(-code).name}")
+            names = {number.value: number.name for number in signal.Signals}  # not all have one
+            self.die("error", f"ended with exit code {code}" if code > 0 else f"was ended by {names.get(-code, f'signal {-code}')}")
         except Exception:
             self.die("error", "sent something that is no answer")
         raise error
@@ -624,9 +661,10 @@ def rebuild(classes: list, text: str, line: int) -> Exception:
     known = [getattr(sys.modules.get(module), name, None) for module, name in names]
     base = next(kind for kind in [*known, Exception] if isinstance(kind, type) and issubclass(kind, Exception)
                 and not issubclass(kind, BaseExceptionGroup))
+    text = str(text)
     kind = type(re.sub(r"\W", "?", names[0][1])[:60], (base,), {"__str__": lambda self: text})
     error = kind.__new__(kind)
-    error.args, error.line = (str(text),), int(line)
+    error.args, error.line = (text,), int(line)
     return error
 
 
@@ -653,6 +691,8 @@ def same_output(output: str, expected: str) -> bool:
     (True, True, False)
     """
     def numbers(line):
+        if not line.isascii() or "_" in line or max(map(len, line.split()), default=0) > 4000:  # as a float such would be inf
+            raise ValueError
         return [int(word) if re.fullmatch(r"[+-]?\d{1,4000}", word) else float(word) for word in line.split()]
 
     left, right = ([row.rstrip() for row in text.rstrip().splitlines()] for text in (output, expected))
@@ -709,6 +749,7 @@ def zygote_main(control: socket.socket, folder: str, isolated: bool) -> None:
             with contextlib.suppress(OSError):
                 os.kill(target, signal.SIGKILL)
         _, ending, usage = os.wait4(child, 0)
+        empty(folder)  # before the judge hears of it, or the time would be the next program's
         send(control, [max(used, usage.ru_utime + usage.ru_stime) > limits["seconds"], os.waitstatus_to_exitcode(ending)])
 
 
@@ -718,6 +759,8 @@ DENIED = (  # system calls that a program has no use for: x86_64 and aarch64 num
     (57, 435), (58, 435), (101, 117), (310, 270), (311, 271), (438, 438),
     # kill, tkill, tgkill, pidfd_send_signal, rt_sigqueueinfo, rt_tgsigqueueinfo
     (62, 129), (200, 130), (234, 131), (424, 424), (129, 138), (297, 240),
+    # sched_setattr, ioprio_set: of others, too
+    (314, 274), (251, 30),
     # connect, unshare, add_key, request_key, keyctl, bpf, perf_event_open, userfaultfd, io_uring_setup, memfd_create
     (42, 203), (272, 97), (248, 217), (249, 218), (250, 219), (321, 280), (298, 241), (323, 282), (425, 425), (319, 279),
     # shmget, semget, msgget, mq_open, setpriority, sched_setscheduler
@@ -793,6 +836,13 @@ def syscall_filter() -> Any:
     for numbers, (test, value) in only.items():  # the first argument decides
         code += [(EQUAL, 0, 4, numbers[column]), (LOAD, 0, 0, 16), (test, 1, 0, value)]
         code += [(RETURN, 0, 0, DENY), (RETURN, 0, 0, ALLOW)]
+    never = {(72, 25): (24, (8, 10, 15)), (16, 29): (24, (0x8901, 0x8902)),  # fcntl, ioctl: SETOWN and SETSIG signal anybody
+             (157, 167): (16, (1,))}  # prctl: PR_SET_PDEATHSIG would let it outlive its zygote
+    for numbers, (offset, values) in never.items():
+        code += [(EQUAL, 0, 2 * len(values) + 2, numbers[column]), (LOAD, 0, 0, offset)]
+        for value in values:
+            code += [(EQUAL, 0, 1, value), (RETURN, 0, 0, DENY)]
+        code.append((RETURN, 0, 0, ALLOW))
     code.append((RETURN, 0, 0, ALLOW))
     return ctypes.create_string_buffer(b"".join(struct.pack("<HBBI", *rule) for rule in code))
 
@@ -840,6 +890,9 @@ def candidate(files: list, confine: Any) -> None:
     try:
         for place, file in zip((0, 1, 3), files):
             os.dup2(file, place)
+        for place in (0, 1, 2):  # the judge's, whose locks and flags would stay for the next program
+            if os.path.sameopenfile(place, 2):
+                os.dup2(os.open(os.devnull, os.O_RDWR), place)
         os.closerange(4, 64)
         gc.enable()
         connection = socket.socket(fileno=3)
@@ -996,7 +1049,12 @@ def cut(text: str, room: int) -> str:
     return text if len(text) <= room else f"{text[:half]}...[{len(text) - 2 * half} cut]...{text[len(text) - half:]}"
 
 
-_repr = reprlib.Repr()
+class _Repr(reprlib.Repr):
+    def repr1(self, x, level):  # the base goes by the class's name, which for a Remote the program chose
+        return repr(x) if isinstance(x, Remote) else super().repr1(x, level)
+
+
+_repr = _Repr()
 _repr.maxlevel, _repr.maxlong, _repr.maxother = 6, 200, 200
 _repr.maxlist = _repr.maxtuple = _repr.maxset = _repr.maxfrozenset = _repr.maxdict = _repr.maxdeque = 30
 

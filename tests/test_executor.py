@@ -112,6 +112,14 @@ def test_nothing_passes_from_one_program_to_the_next():
     assert [result.reward for result in results] == [0.25, 0, 0.25, 0.25, 0.25, 0]
 
 
+def test_no_lock_or_flag_stays_on_a_shared_descriptor():
+    leave = "import fcntl, os\ndef square(n):\n    for fd in (0, 1, 2):\n        fcntl.flock(fd, fcntl.LOCK_EX)\n        fcntl.fcntl(fd, 10, 42)"
+    find = ("import fcntl, os\ndef square(n):\n    fcntl.flock(os.open('/dev/null', 2), fcntl.LOCK_EX | fcntl.LOCK_NB)\n"
+            "    return [fcntl.fcntl(fd, 11) for fd in (0, 1, 2)]")
+    p = problem([[[1], [0, 0, 0]]], kind="functional", entry="square")
+    assert [result.reward for result in run_many([(p, leave), (p, find)], workers=1)] == [0, 1]
+
+
 def test_without_namespaces_only_side_effects_get_through(monkeypatch):
     monkeypatch.setenv("MURPHY_ISOLATION", "plain")
     executor.close()
@@ -123,6 +131,28 @@ def test_without_namespaces_only_side_effects_get_through(monkeypatch):
     executor.close()
     assert not [(p[0], result) for p, result in zip(programs, results) if not p[2] <= result.reward <= p[3]]
     assert not [line for line in processes().values() if "86399.25" in line]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="seccomp")
+def test_without_namespaces_no_process_is_signalled_through_a_descriptor_or_outlived(monkeypatch):
+    monkeypatch.setenv("MURPHY_ISOLATION", "plain")
+    executor.close()
+    victim = subprocess.Popen(["sleep", "300.375"], start_new_session=True)
+    code = (f"import ctypes, fcntl, os, socket, struct\nlibc = ctypes.CDLL(None)\ndef f():\n    a, b = socket.socketpair()\n    done = []\n"
+            f"    for act in (lambda: fcntl.fcntl(a, fcntl.F_SETOWN, {victim.pid}), lambda: fcntl.fcntl(a, 10, 9),\n"
+            f"                lambda: fcntl.fcntl(a, 15, struct.pack('ii', 1, {victim.pid})), lambda: fcntl.ioctl(a, 0x8901, struct.pack('i', {victim.pid})),\n"
+            "                lambda: fcntl.fcntl(a, fcntl.F_SETFL, os.O_ASYNC)):\n"
+            "        try: act(); done.append(1)\n        except OSError: done.append(0)\n    b.send(b'x')\n"
+            "    attr = struct.pack('<IIQiIQQQ', 48, 5, 0, 0, 0, 0, 0, 0)\n    return done + [libc.syscall(314 if os.uname().machine == 'x86_64' else 274, "
+            "os.getppid(), attr, 0), libc.prctl(1, 0, 0, 0, 0)]")
+    with pytest.warns(UserWarning, match="less confined"):
+        result = run(problem([[[], [0, 0, 0, 0, 1, -1, -1]]], kind="functional", entry="f"), code)
+    executor.close()
+    time.sleep(0.1)
+    alive = victim.poll() is None
+    victim.kill()
+    victim.wait()
+    assert alive and result.reward == 1, result
 
 
 def test_feedback_names_call_expected_and_got():
@@ -244,10 +274,46 @@ def test_objects_stay_with_the_program():
     assert run(problem(["assert f(2)(3) == 5"], entry="f"), "def f(a): return lambda b: a + b").reward == 1
 
 
+def test_no_value_of_a_program_makes_its_problem_unscorable():
+    """For an unscorable problem ends the run (tree.py)."""
+    there = problem(["assert g(f(5)) == 5", "assert f(1) == 1"], reference="def f(x): return x\ndef g(x): return x")
+    deep = "def f(x):\n    for _ in range(100): x = [x]\n    return x\ndef g(x): return x"
+    forged = ("import os, time\ndef f(x):\n    os.write(3, b'{\"value\": ' + b'[' * 150 + b']' * 150 + b'}\\n')\n    time.sleep(0.2)\n"
+              "def g(x): return x")
+    cut = problem(["assert f(3)[0:2] == [1, 2]"], entry="f",
+                  reference="class Row(list): pass\ndef f(n): return [1, 2, 3]")
+    method = problem(["assert g(f(3).items) == 6"], reference="class Box:\n    def __init__(self, n): self.items = [n]\ndef f(n): "
+                     "return Box(n)\ndef g(x): return 6")
+    for p, code in ((there, deep), (there, forged), (cut, "class A: pass\ndef f(n): return A()"),
+                    (method, "def f(n): return {}\ndef g(x): return 6")):
+        result = run(p, code)
+        assert (result.status, result.reward, result.total) == ("failed", 0, len(p.tests)), result
+    caught = problem(["assert f(1) == 1", "import pytest\nwith pytest.raises(TypeError):\n    f(object())"], entry="f")
+    assert run(caught, "def f(x): return 1").tests == [True, False]
+
+
+def test_a_program_cannot_change_the_cases_of_the_next():
+    p = problem([[[[3, 1, 2]], [1, 2, 3]]], kind="functional", entry="f")
+    results = run_many([(p, "def f(xs): xs.clear()"), (p, "def f(xs): return sorted(xs)")], workers=1)
+    assert [result.reward for result in results] == [0, 1]
+
+
+def test_stop_iteration_ends_no_iteration_of_a_test():
+    p = problem(["assert all(map(lambda c: f(c[0]) == c[1], [(1, 1), (2, 4)]))", "assert not list(filter(lambda n: f(n) != n * n, range(9)))"],
+                entry="f")
+    assert run(p, "def f(n): raise StopIteration").reward == 0 and run(p, "def f(n): return n * n").reward == 1
+    p = problem(["import pytest\ng = f()\nassert next(g) == 0\nwith pytest.raises(StopIteration):\n    next(g)", "assert list(f()) == [0]"], entry="f")
+    assert run(p, "def f(): return iter([0])").reward == 1
+
+
 def test_an_argument_comes_back_changed_only_where_the_reference_takes_from_it():
     text = "q = [1, 2]\nassert f(q) == 1\nassert q == [2]\nassert f(q) == 2"
     takes = "def f(q): return q.pop(0)"
     assert run(problem([text], reference=takes), takes).reward == 1
+    two = problem([text.replace("f(", "g("), "xs = [3, 1, 2]\nassert f(xs) == sorted(xs)"],
+                  reference=takes.replace("f(", "g(") + "\ndef f(xs): return sorted(xs)")
+    assert run(two, two.reference).reward == 1
+    assert run(two, takes.replace("f(", "g(") + "\ndef f(xs):\n    xs.clear()\n    return []").reward == 0.75
     keeps = problem(["q = [1, 2]\nr = f(q)\nassert r == sorted(q)"], reference="def f(q): return sorted(q)")
     assert run(keeps, keeps.reference).reward == 1
     assert run(keeps, "def f(q):\n    q.clear()\n    return q").reward == 0
@@ -264,6 +330,13 @@ def test_an_exception_of_the_solution_can_be_expected():
     assert run(p, reference.replace("raise Empty", "raise KeyError")).reward == 0
 
 
+def test_an_exception_of_the_solution_opens_no_objects():
+    p = problem(["assert f('bc').isupper()", "assert 3 in f('x')", "assert f('x') < 9"], entry="f",
+                reference="class Bad(ValueError): pass\nclass Worse(Bad): pass\ndef f(s): ...")
+    yes = "class A:\n    isupper = __contains__ = __lt__ = lambda *a: True\ndef f(s): return A()"
+    assert run(p, yes).reward == 0
+
+
 def test_what_a_test_raises_after_its_last_assert_or_in_a_helper_counts():
     helper = "def verify(n):\n    assert f(n) == n\ndef test_a():\n    assert f(1) == 1\n    verify(2)\ndef test_b():\n    verify(1)\n"
     p = problem([helper], entry="f")
@@ -271,6 +344,46 @@ def test_what_a_test_raises_after_its_last_assert_or_in_a_helper_counts():
     assert run(p, "def f(n): return 1").tests == [False, True]
     swallowed = problem(["try:\n    f(1)\nexcept BaseException:\n    pass\nassert True or f(2)"], entry="f")
     assert run(swallowed, "import os\ndef f(n): os._exit(0)").reward == 0  # the program's end cannot be caught
+
+
+def test_a_loop_that_is_broken_off_has_not_passed():
+    loop = "    for n in range(9):\n        r = f(n)\n        assert r == n * n\n"
+    rows = "import pytest\n@pytest.mark.parametrize('n', range(5))\ndef test_a(n):\n    r = f(n)\n    assert r == n * n\n    assert r >= n\n"
+    for text in ("def test_a():\n" + loop + "    assert f(20) == 400", rows, "if True:\n" + loop + "assert f(3) == 9",
+                 "k = 0\nwhile k < 9:\n    r = f(k)\n    assert r == k * k\n    k += 1\nassert f(3) == 9"):
+        p = problem([text], entry="f")
+        for end in ("1 / 0", "os._exit(0)", "exec('while True: pass')"):
+            assert run(p, f"import os\ndef f(n): return {end} if n else 0", seconds=0.3).tests == [False, False]
+        assert run(p, "def f(n): return n * n").reward == 1
+    early = problem(["def test_a():\n    for n in range(9):\n        assert f(n) == n\n        if n == 3: return\n    assert f(0)"], entry="f")
+    assert run(early, "def f(n): return n").tests == [True, False]  # leaving a loop is not breaking it off
+
+
+def test_nothing_that_a_program_says_ends_its_judge():
+    p = problem(["assert f(1) == 1", "assert f(2) + 1 == 3"], entry="f")
+    forged = "os.write(3, b'{\"error\": [[\"builtins.ValueError\"], 5, 0]}\\n'); time.sleep(0.2)"
+    assert "raised ValueError: 5" in run(p, f"import os, time\n{forged}").feedback
+    assert run(p, f"import os, time\ndef f(n):\n    {forged}").feedback.startswith("Test 1 failed: f(1) raised ValueError: 5")
+    named = run(p, "class list: pass\ndef f(n): return 1 if n == 1 else list()")  # reprlib looks at names of classes
+    assert named.tests == [True, False] and "f(2) returned <list object>" in named.feedback
+
+
+def test_how_a_program_ends_is_no_exception_of_a_test():
+    raises = problem(["import pytest\nwith pytest.raises(ValueError):\n    f(-1)"], entry="f")
+    ends = (  # by signal 40, which has no name
+        "import ctypes, time\nlibc = ctypes.CDLL(None)\ndef f(n):\n    event, timer = (ctypes.c_int * 16)(0, 0, 40), ctypes.c_void_p()\n"
+        "    libc.timer_create(0, event, ctypes.byref(timer))\n"
+        "    libc.timer_settime(timer, 0, (ctypes.c_long * 4)(0, 0, 0, 1000), None)\n    time.sleep(3)")
+    if sys.platform == "linux":
+        assert run(raises, ends).tests == [False]
+    assert run(problem([["", "5"]], kind="stdin"), "print(5)\nraise ValueError('ended')").status == "error"
+
+
+def test_threads_of_a_test_take_turns():
+    p = problem(["from concurrent.futures import ThreadPoolExecutor\nwith ThreadPoolExecutor(8) as pool:\n    r = list(pool.map(f, range(99)))\n"
+                 "assert r == [n * n for n in range(99)]"], entry="f")
+    assert run(p, "def f(n): return n * n").status == "passed"
+    assert run(p, "import time\ndef f(n): time.sleep(60)", seconds=0.3).status == "timeout"
 
 
 def test_any_name_may_be_a_keyword_argument():
@@ -290,7 +403,8 @@ def test_functional_calls_a_function_or_a_method_of_solution():
 def test_stdin_output_is_compared_as_stated():  # D32
     right = [("0.333333", "0.333333333333"), ("1 2", "1 2 \n\n"), ("nan", "nan"), ("inf", "Infinity"), ("2.0", "2"), ("a\r\nb", "a\nb")]
     wrong = [("0.334", "0.333333333333"), ("12", "1 2"), ("1 2", "1\n2"), ("ABC", "abc"), ("1.333335333334e18", "1333335333334000000"),
-             ("", "0"), ("1333335333334000001", "1333335333334000000"), ("nan", "1"), ("a  b", "a b"), ("1 2 3", "1 2")]
+             ("", "0"), ("inf", str(7**5000)), ("9" * 4001, str(7**5000)), ("1_0", "10"), ("\u0661", "1"),
+             ("1333335333334000001", "1333335333334000000"), ("nan", "1"), ("a  b", "a b"), ("1 2 3", "1 2")]
     pairs = [(pair, True) for pair in right] + [(pair, False) for pair in wrong]
     results = run_many([(problem([["", expected]], kind="stdin"), f"print({output!r})") for (output, expected), _ in pairs])
     assert [(pair, result.reward == 1) for (pair, _), result in zip(pairs, results)] == pairs
