@@ -107,7 +107,7 @@ class Config:
         at_least(self, turns=1, group_size=2, problems_per_step=1, steps=0, max_new_tokens=1, minibatches=1, micro_tokens=1,
                  sample_tokens=1, eval_count=1, eval_iterations=1, eval_every=0, warmup=0, inter_budget=1, intra_budget=2,
                  feedback_tests=1, log_trees_every=0, save_every=0, lora_rank=0, limit=1, beta=0, clip_high=0,
-                 eval_temperature=0, temperature=1e-3, learning_rate=0, grad_clip=0, timeout=1e-3)
+                 eval_temperature=0, temperature=1e-3, learning_rate=1e-12, grad_clip=1e-6, timeout=1e-3)
         for name in ("gamma", "clip_low"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"--{name.replace('_', '-')} must lie in [0, 1], got {getattr(self, name)}")
@@ -312,7 +312,7 @@ class Run:
                     path.rename(path.with_suffix(".aside"))
             for name, size in zip(LOGS, state["sizes"], strict=True):
                 with open(folder / name, "a") as log:
-                    log.truncate(min(size, log.tell()))
+                    log.truncate(size)
             write(folder / "settings.json", [asdict(config)])
         base = config.model or (toy.base_model(config.problems, config.seed, folder.parent) if rank == 0 else "")
         self.model, self.tokenizer = load_model(gather(str(base))[0], device)
@@ -431,8 +431,12 @@ class Run:
     def finish(self) -> None:
         """The model, the evaluations before and after, a tree in which feedback helped, the curves."""
         steps = self.config.steps
-        self.model.save_pretrained(self.folder)
-        self.tokenizer.save_pretrained(self.folder)
+        try:
+            self.model.save_pretrained(self.folder)
+            self.tokenizer.save_pretrained(self.folder)
+        except Exception as error:  # as in `save`
+            raise OSError(f"the model could not be written into {self.folder} ({error}); the last checkpoint holds it: make room, "
+                          "then --resume") from error
         write(self.folder / "evaluation.json", [self.evaluations])
         example = None  # the last of those that were logged
         for line in open(self.folder / "trees.jsonl"):
@@ -486,7 +490,9 @@ def save(folder: Path, state: dict, pretrained: tuple) -> None:
         torch.save(state, unfinished / "training.pt")
         write(unfinished / "manifest.json", [{path.name: seal(path) for path in unfinished.iterdir()}])
         seal(unfinished / "manifest.json")
+        flush(unfinished)  # the names of its files; after the rename, its own
         unfinished.rename(place)
+        flush(place.parent)
     except Exception as error:  # a full disk is an OSError, a RuntimeError or a SafetensorError: it depends on who was writing
         shutil.rmtree(unfinished, ignore_errors=True)
         raise OSError(f"{place} could not be written ({error}); the checkpoints before it stay good: --resume") from error
@@ -496,10 +502,16 @@ def save(folder: Path, state: dict, pretrained: tuple) -> None:
         shutil.rmtree(path)
 
 
+def flush(path: Path) -> None:
+    number = os.open(path, os.O_RDONLY)
+    os.fsync(number)
+    os.close(number)
+
+
 def seal(path: Path) -> str:
     """Flush a file to the disk; returns its digest."""
+    flush(path)
     with open(path, "rb") as file:
-        os.fsync(file.fileno())
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -531,11 +543,15 @@ def checkpoint(folder: Path, name: str) -> Path | None:
 
 
 def resume(path: Path, fixed: dict, versions: dict) -> dict:
-    """A checkpoint's state, if the settings of its run still stand; else ValueError lists what differs."""
+    """A checkpoint's state, if the settings of its run still stand and its logs are whole; else ValueError."""
     state = torch.load(path / "training.pt", map_location="cpu", weights_only=True)
     if changed := [f"{name} ({state['config'].get(name)!r} there, {fixed.get(name)!r} now)" for name in fixed | state["config"]
                    if name not in HARMLESS and state["config"].get(name) != fixed.get(name)]:
         raise ValueError(f"--resume: {path} was made with other settings: {', '.join(changed)}")
+    for name, size in zip(LOGS, state["sizes"], strict=True):
+        if os.path.getsize(path.parent.parent / name) < size:
+            raise ValueError(f"--resume: {path.parent.parent / name} has lost lines since {path} was made; an earlier checkpoint, "
+                             "named, may go on from what is left of it")
     other = "" if state["versions"] == versions else f", made with {state['versions']}: not the same run bit for bit"
     print(f"going on from {path}{other}", flush=True)
     return state
@@ -611,16 +627,17 @@ def plot(folder: Path) -> str:
 
 
 def main() -> None:
+    sys.stdout.reconfigure(line_buffering=True)  # a log file has each line at once: kill -9 and SIGTERM flush nothing
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     parser = HfArgumentParser(Config, description=__doc__.split("\n")[0])
     try:
-        (config,) = parser.parse_args_into_dataclasses()
-        saved = Path(config.output) / "settings.json"
-        if config.resume and saved.exists():
+        given = parser.parse_args()  # no Config yet: what was given may only fit together with that run's settings
+        saved = Path(given.output) / "settings.json"
+        if given.resume and saved.exists():
             old = json.loads(saved.read_bytes())
             parser.set_defaults(**{name: old[name] for name in old if name not in ("output", "resume", "plot")})
-            (config,) = parser.parse_args_into_dataclasses()
+        (config,) = parser.parse_args_into_dataclasses()
         print(plot(Path(config.plot))) if config.plot else train(config)
     except (ValueError, OSError, RuntimeError, ImportError) as error:
         sys.exit(f"murphy.py: {error}")

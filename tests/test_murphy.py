@@ -261,6 +261,7 @@ def test_describe_counts_by_turn():
 
 @pytest.mark.parametrize("settings, sentence", [
     ({"turns": 0}, "--turns must be at least 1, got 0"), ({"group_size": 1}, "--group-size must be at least 2"),
+    ({"grad_clip": 0.0}, "--grad-clip must be at least"), ({"learning_rate": 0.0}, "--learning-rate must be at least"),
     ({"gamma": 1.5}, r"--gamma must lie in \[0, 1\]"), ({"temperature": 0.0}, "--temperature must be at least 0.001, got 0.0"),
     ({"inter_budget": 0}, "--inter-budget must be at least 1"), ({"intra_budget": 1}, "--intra-budget must be at least 2"),
     ({"clip_low": -0.1}, r"--clip-low must lie in \[0, 1\]"), ({"problems": "mbpp"}, "--model is missing")])
