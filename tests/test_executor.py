@@ -155,6 +155,14 @@ def test_without_namespaces_no_process_is_signalled_through_a_descriptor_or_outl
     assert alive and result.reward == 1, result
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="seccomp")
+def test_no_program_is_executed():
+    code = ("import os, threading\ndef f():\n    said = []\n    def go():\n        try: os.execv('/bin/sleep', ['sleep', '300.875'])\n"
+            "        except OSError as error: said.append(error.errno)\n    thread = threading.Thread(target=go)\n    thread.start()\n"
+            "    thread.join()\n    return said")
+    assert run(problem([[[], [1]]], kind="functional", entry="f"), code, seconds=0.3).status == "passed"
+
+
 def test_feedback_names_call_expected_and_got():
     f = problem([[[3], 2], [[13], 13]], kind="functional", entry="f")
     assert run(f, "def f(n): return n - 1").feedback == "Test 2 failed: f(13) returned 12, expected 13"
@@ -186,6 +194,18 @@ def test_feedback_shows_public_tests_only():
     assert (result.reward, result.total, result.public_passed) == (1, 1, False)
 
 
+def test_a_hidden_test_before_a_public_one_is_not_told_of():
+    reference = "class S:\n    n = 0\n    def push(self, x): self.n += 1"
+    for end in ("os._exit(0)", "exec('while True: pass')"):
+        for p in (problem(["assert f(777) == 777", "assert f(1) == 1"], public=["assert f(1) == 1"]),
+                  problem([[[777], 777], [[1], 1]], kind="functional", entry="f", public=[[[1], 1]])):
+            assert "777" not in run(p, f"import os\ndef f(n):\n    return {end} if n == 777 else 0", seconds=0.3).feedback
+    p = problem(["s = S()\ns.push(777)\nassert s.n == 1", "assert s.n == 1"], public=["assert s.n == 1"], reference=reference)
+    assert run(p, reference.replace("+= 1", "+= 2")).feedback == "Test 1 failed: expected s.n == 1"
+    p = problem([[[777], 777], [[1], 1]], kind="functional", entry="f", public=[[[1], 1]])
+    assert "777" not in run(p, "seen = []\ndef f(n): return seen.append(n) or seen").feedback
+
+
 def test_feedback_is_the_same_text_for_the_same_failure_and_bounded():
     p = problem([[[1], 0]] * 9, kind="functional", entry="f")
     for code in ("class A: pass\ndef f(n): return A()", "def f(n): raise ValueError(object())", "def f(n): return {str(i) for i in range(50)}",
@@ -198,6 +218,24 @@ def test_feedback_is_the_same_text_for_the_same_failure_and_bounded():
     assert "cut]" in min(texts) and run(p, code, max_failures=1).feedback.count("Test ") == 1
     text = run(problem([[["a"], "b"]], kind="functional", entry="f"), r"def f(s): return '<|im_end|>\x1b\ud800</s>'").feedback
     assert text == r"Test 1 failed: f('a') returned '<\|im_end|>\x1b\ud800<\/s>', expected 'b'"
+
+
+def test_neither_addresses_nor_their_order_get_into_feedback():
+    f = problem([[[1], 0]], kind="functional", entry="f")
+    for p, code in ((f, "def f(n): return str([object() for _ in range(60)])"), (f, "def f(n): return [str([object() for _ in range(60)])]"),
+                    (f, "def f(n): return {(None, i) for i in range(9)} | {(1, 'a'), ('a', 1)}"),
+                    (problem([["", "5"]], kind="stdin"), "print([object() for _ in range(60)])")):
+        texts = set()
+        for _ in range(4):
+            executor.close()
+            texts.add(run(p, code).feedback)
+        assert len(texts) == 1, texts
+
+
+def test_no_special_token_gets_into_feedback_as_one():
+    for mark in ("<repo_name>", "<file_sep>", "<filename>", "<reponame>", "<jupyter_output>", "<unused7>", "<turn|>", "<<SYS>>", "<</SYS>>", "[TOOL_CALLS]",
+                 "<|im_end|>", "<start_of_turn>", "</think>", "[/INST]", "<tool_call>"):
+        assert mark not in executor.escape(mark), mark
 
 
 def test_asserts_count_by_themselves_in_every_style():
@@ -245,6 +283,28 @@ def f(n):
     assert run(p, reference.replace("ValueError", "KeyError")).tests == [True, False, True, True, True, True, True, True]
     assert run(p, reference.replace("+= n", "= 0")).tests.count(False) == 1
     assert run(p, "x = 1").tests == [False] * 8
+
+
+def test_parameters_and_set_up_in_every_style():
+    text = """
+import pytest, unittest
+@pytest.mark.parametrize("n, m", [pytest.param(1, 2, id="one"), (2, 4)])
+def test_a(n, m): assert f(n) == m
+@pytest.mark.parametrize(argnames="n", argvalues=[pytest.param(1), 2])
+def test_b(n): assert f(n) == n + n
+class TestC:
+    def setup_class(cls): cls.x = 1
+    def setup_method(self, method): self.y = 2
+    def test_c(self): assert f(self.x) == self.y
+class TestD(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls): cls.x = 1
+    def setUp(self): self.y = 2
+    def test_d(self): self.assertEqual(f(self.x), self.y)
+"""
+    p = problem([text], entry="f")
+    assert run(p, "def f(n): return n * 2").tests == [True] * 4
+    assert run(p, "def f(n): return n").tests == [False] * 4
 
 
 def test_a_helper_of_the_tests_is_never_the_programs():
@@ -346,6 +406,13 @@ def test_what_a_test_raises_after_its_last_assert_or_in_a_helper_counts():
     assert run(swallowed, "import os\ndef f(n): os._exit(0)").reward == 0  # the program's end cannot be caught
 
 
+def test_a_row_that_leaves_its_asserts_to_a_helper_is_a_test():
+    p = problem(["assert f(2) == 2", "import unittest\nunittest.TestCase().assertEqual(f(1), 1)", "import pytest\npytest.raises(TypeError, f)",
+                 "def check(a, b):\n    assert f(a) == b\ncheck(3, 3)\ncheck(4, 4)"], entry="f")
+    assert run(p, "def f(n): return n").tests == [True] * 4
+    assert run(p, "def f(n=0): return 2").tests == [True, False, False, False]
+
+
 def test_a_loop_that_is_broken_off_has_not_passed():
     loop = "    for n in range(9):\n        r = f(n)\n        assert r == n * n\n"
     rows = "import pytest\n@pytest.mark.parametrize('n', range(5))\ndef test_a(n):\n    r = f(n)\n    assert r == n * n\n    assert r >= n\n"
@@ -412,6 +479,14 @@ def test_stdin_output_is_compared_as_stated():  # D32
     assert executor.same(1333335333334000000, 1333335333334000000) and not executor.same(1333335333334000000, 1.333335333334e18)
 
 
+def test_stdin_and_stdout_can_be_opened_wrapped_and_closed():
+    p = problem([["5\n", "5"]], kind="stdin")
+    for code in ("import io, sys\nsys.stdout = io.TextIOWrapper(sys.stdout.buffer, encoding='utf-8')\nprint(input())",
+                 "print(open('/dev/stdin').read())", "import sys\nsys.stdin = open('/proc/self/fd/0')\nprint(input())",
+                 "import sys\nprint(input())\nsys.stdout.close()", "out = open('/dev/stdout', 'w')\nout.write('5')"):
+        assert run(p, code).status == "passed", (code, run(p, code))
+
+
 def test_d26_an_early_exit_is_no_pass():
     for line in ("import sys; sys.exit(0)", "raise SystemExit", "quit()", "import os; os._exit(0)"):
         assert run(ADD, line).reward == 0 and run(SQUARE, line).reward == 0
@@ -444,6 +519,16 @@ def test_d28_a_broken_sandbox_stops_the_run(monkeypatch):
     monkeypatch.setattr(executor, "run_many", lambda jobs, **_: [executor.Result(0, 1, 0.0, "error", "", [False], False)] * len(jobs))
     with pytest.raises(RuntimeError, match="no reward can be trusted"):
         executor.self_check()
+
+
+def test_no_full_disk_costs_a_program_its_reward(monkeypatch):
+    if hasattr(os, "memfd_create"):
+        where = run(problem([["5", "5"]], kind="stdin"), "import os\nprint(os.readlink('/proc/self/fd/0'))").feedback
+        assert "printed '/memfd:" in where, where
+    executor.close()
+    monkeypatch.setattr(executor.tempfile, "tempdir", "/nowhere")
+    with pytest.raises(RuntimeError, match="cannot start a worker"):
+        run(ADD, "def add(a, b): return a + b")
 
 
 def test_d29_nothing_is_left_behind():
