@@ -54,7 +54,8 @@ for level, doc, template, ranges in FAMILIES:
 
 
 def problems(world: str, split: str = "train", n: int = 1, seed: int = 0) -> list[Problem]:
-    """Sample n problems of a world; the splits of world A share no (program, example) pair (ours).
+    """Sample n problems of a world; the splits of world A share no (program, example) pair,
+    or, of easy problems, no (program, example, first hidden input): there the prompt has been seen (ours).
 
     World B has 16 problems in all, so there "test" is the same 16 in turn: what is learned there is a strategy.
     """
