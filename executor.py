@@ -310,8 +310,11 @@ class Plan(ast.NodeTransformer):
             self.names |= used - {*dir(builtins), *sys.stdlib_module_names}
 
     def test(self, source: str, body: list) -> ast.With:
-        manager = ast.parse(f"with __test__({len(self.tests)}) as __is__: pass").body[0]
         self.tests.append((" ".join(source.split()), *self.mark))
+        return self.within(f"__test__({len(self.tests) - 1}) as __is__", body)
+
+    def within(self, context: str, body: list) -> ast.With:
+        manager = ast.parse(f"with {context}: pass").body[0]
         manager.body = body
         return manager
 
@@ -329,11 +332,7 @@ class Plan(ast.NodeTransformer):
     def visit_For(self, node: ast.AST) -> ast.AST:
         first = len(self.tests)
         self.generic_visit(node)
-        if len(self.tests) == first:
-            return node
-        manager = ast.parse(f"with __loop__({first}, {len(self.tests)}): pass").body[0]
-        manager.body = [node]
-        return manager
+        return self.within(f"__loop__({first}, {len(self.tests)})", [node]) if len(self.tests) > first else node
 
     visit_While = visit_For
 
@@ -400,15 +399,15 @@ class Run:
     def case_tests(self) -> None:
         function, equal = self.printed, same_output
         if self.plan.kind == "functional":
-            function, equal = Remote(self, "entry:" + self.plan.entry, self.plan.entry), same
+            remote = Remote(self, "entry:" + self.plan.entry, self.plan.entry)
+            function, equal = lambda args: remote(*unpack(pack(args))), same  # a copy, for what it changes in place
             self.start()
             self.answer()
         # Public ones first, so that a program cannot answer them with what hidden ones asked.
         for number, (args, expected) in sorted(enumerate(self.plan.cases), key=lambda case: not self.plan.tests[case[0]][2]):
             try:
                 with self.test(number, equal) as check:
-                    args = unpack(pack(args))  # a copy, for what the function changes in place
-                    check(function(*args) if self.plan.kind == "functional" else function(args), expected)
+                    check(function(args), expected)
             except Died as death:
                 if death.args[0] == "timeout" or self.plan.kind == "functional":
                     raise  # a program that loops may not cost its time limit once per case
@@ -744,8 +743,8 @@ def zygote_main(control: socket.socket, folder: str, isolated: bool) -> None:
     gc.collect()
     gc.freeze()  # a candidate's collector does not touch, and so not copy, the pages that it shares with us
     gc.disable()
+    empty(folder)
     while True:
-        empty(folder)
         uid and os.chmod(folder, 0o777)
         message, files, *_ = socket.recv_fds(control, 1 << 12, 3)
         if not message:  # the judge has ended
@@ -1069,9 +1068,12 @@ def receive(connection: socket.socket, limit: int = -1) -> Any:
     return json.loads(line)
 
 
+ADDRESS = re.compile(r"\bat 0x[0-9a-fA-F]+")  # another one in each run
+
+
 def cut(text: str, room: int) -> str:
     """At most `room` characters of a text: its head and its tail, with the cut marked."""
-    text = re.sub(r"\bat 0x[0-9a-fA-F]+", "at 0x...", text)  # here, since a cut may go through one
+    text = ADDRESS.sub("at 0x...", text)  # here, since a cut may go through one
     half = max(0, room - 26) // 2
     return text if len(text) <= room else f"{text[:half]}...[{len(text) - 2 * half} cut]...{text[len(text) - half:]}"
 
@@ -1122,7 +1124,7 @@ def escape(text: str) -> str:
                   lambda match: match[0].encode("unicode_escape").decode(), text)
     text = re.sub(r"(<)(?=[|\uff5c]|/?(s|think|pad|eos|bos|unk|mask|filename|reponame|unused\d+|tool\w*|\w+_\w+)>|\w+\|>|</?SYS>>)"
                   r"|(\[)(?=/?[A-Z_]{3,}\])|`(?=``)", lambda match: match[0] + "\\", text)
-    return re.sub(r"\bat 0x[0-9a-fA-F]+", "at 0x...", text)
+    return ADDRESS.sub("at 0x...", text)
 
 
 PROGRAMS = {  # of known verdict, for f(1) == 1, f(5) == 120, f(0) == 1

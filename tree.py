@@ -339,7 +339,7 @@ class Sampler:
         with self.no_defaults(), autocast(self.device):
             budget = self.token_budget or fitting_tokens(self.model, self.max_new_tokens)
             while rows:
-                batch = rows[:self.batch_size([len(ids) for ids, *_ in rows], budget)]
+                batch = rows[:self.batch_size(rows, budget)]
                 try:
                     for some in self.generate([ids for ids, *_ in batch]):
                         for row, ids in some.items():
@@ -355,9 +355,9 @@ class Sampler:
                 rows = rows[len(batch):]
         return [a if a is None or draws == n else a * n for a in answers]
 
-    def batch_size(self, lengths: list[int], budget: int) -> int:
+    def batch_size(self, rows: list[tuple], budget: int) -> int:
         size = 1
-        while size < len(lengths) and (size + 1) * (lengths[size] + self.max_new_tokens) <= min(self.most, budget):
+        while size < len(rows) and (size + 1) * (len(rows[size][0]) + self.max_new_tokens) <= min(self.most, budget):
             size += 1
         return size
 
@@ -401,6 +401,7 @@ class Sampler:
             self.sliceable = all(type(layer) is DynamicLayer for layer in getattr(cache, "layers", [None]))
             cache = cache if self.sliceable else None
         ids, mask, rows = ids[chosen], mask[chosen], torch.arange(len(prompts), device=self.device)
+        stops = torch.tensor(self.ends, device=self.device)
 
         def draw(_: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
             """The largest of p / q, q ~ Exp(1), is a sample of p: torch.multinomial's way, with the noise of rows that
@@ -419,8 +420,7 @@ class Sampler:
                 logits_processor=[*self.warpers, draw] if self.warpers else [], generation_config=GenerationConfig(
                     max_new_tokens=size, do_sample=False, eos_token_id=self.ends, pad_token_id=self.pad))
             mask = pad_right(mask, (0, ids.shape[1] - mask.shape[1]), value=1)
-            over = torch.isin(ids[:, width:], torch.tensor(self.ends, device=self.device)).any(1)
-            over |= ids.shape[1] == width + limit
+            over = torch.isin(ids[:, width:], stops).any(1) | (ids.shape[1] == width + limit)
             yield dict(zip(rows[over].tolist(), ids[over, width:].tolist()))
             rows, ids, mask, chosen = rows[~over], ids[~over], mask[~over], ~over
 
