@@ -1,0 +1,325 @@
+"""The embedded default: two small worlds of problems, and a tiny model that can learn in them.
+
+World "doctest": write the one-line function behind a vague docstring and a single example. Several
+programs fit the example. The feedback on a wrong one is new information, and it can be used.
+World "cutoff": write `x < k`; the prompt does not tell k. Every first guess is right once in 16, so
+its own reward teaches nothing. Its worth is the feedback that it draws: retrospective credit.
+
+In: the name of a world and a seed. Out: problems for the executor, and the folder of a model of
+120,000 parameters, trained here on sloppy demonstrations in about a minute. In world "doctest" they
+often repeat a failed attempt, on purpose: small real models do so, too.
+Needs torch, transformers, tree.py, and support/: problems.py, run.py, sampling.py.
+Shown by: python murphy.py
+"""
+
+import fcntl
+import math
+import random
+import re
+import time
+import zlib
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from torch.nn.utils.rnn import pad_sequence
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from support.problems import Problem
+from support.run import load, save
+from support.sampling import encode
+from tree import Messages, first_messages, refinement_messages
+
+WORLDS = ("doctest", "cutoff")
+DEF = "def f(x): return "
+INPUTS = range(16)
+K = range(3, 13)
+# World "doctest": level -> docstring -> the programs that it may mean, the popular ones first.
+PROGRAMS = {
+    "easy": {
+        "add to x": [f"x + {k}" for k in range(1, 6)],
+        "constant": [f"{k}" for k in range(16)],
+    },
+    "medium": {
+        "clamp x": [f"min(x, {k})" for k in K] + [f"max(x, {k})" for k in K],
+        "mask x": [f"x if x > {k} else 0" for k in K] + [f"x if x < {k} else 0" for k in K],
+    },
+    "hard": {
+        "clamp x twice": [f"max({a}, min(x, {b}))" for a in range(2, 8) for b in range(8, 14)],
+        "replace x": [f"x if x > {k} else {c}" for k in K for c in range(1, 6)]
+        + [f"x if x < {k} else {c}" for k in K for c in range(1, 6)],
+    },
+}
+
+
+@cache
+def values(expression: str) -> tuple[int, ...]:
+    """The values of one of our own expressions at all INPUTS; never call it with a model's text."""
+    return tuple(eval(expression, {"x": x}) for x in INPUTS)
+
+
+def problems(world: str, split: str = "train", n: int = 1, seed: int | str = 0) -> list[Problem]:
+    """Draw n problems of a world (ours). ValueError: no such world or split.
+
+    The splits of "doctest" share no (program, example) pair; of easy problems no (program, example,
+    first hidden input). "cutoff" has 16 problems in all, and "test" is these 16 in turn: there a
+    model learns a strategy, not answers.
+    """
+    if world not in WORLDS:
+        raise ValueError(f"unknown toy world {world!r}: expected one of {', '.join(WORLDS)}")
+    if split not in ("train", "test"):
+        raise ValueError(f"a toy world has the splits train and test, not {split!r}")
+
+    rng = random.Random(f"{world} {split} {seed}")
+    if world == "cutoff" and split == "test":
+        return [cutoff_problem(i % 16 + 1) for i in range(n)]
+    if world == "cutoff":
+        return [cutoff_problem(rng.randint(1, 16)) for _ in range(n)]
+    found: list[Problem] = []
+    while len(found) < n:
+        problem, its_split = doctest_problem(rng)
+        if its_split == split:
+            found.append(problem)
+    return found
+
+
+def doctest_problem(rng: random.Random) -> tuple[Problem, str]:
+    """A random problem of world "doctest" and the split that it belongs to."""
+    level = rng.choice(list(PROGRAMS))
+    docstring = rng.choice(list(PROGRAMS[level]))
+    expression = rng.choice(PROGRAMS[level][docstring])
+    xs = rng.sample(INPUTS, 6)  # the first is the example in the prompt
+    tests = [[[x], values(expression)[x]] for x in xs]
+    prompt = f"# {docstring}\n>>> f({xs[0]})\n{tests[0][1]}\n"
+    problem = Problem(
+        f"doctest/{expression}/{'-'.join(map(str, xs))}", prompt, tests, entry_point="f",
+        kind="functional", difficulty=level, reference=DEF + expression,
+    )  # fmt: skip
+
+    # The tiny model cannot do additions that it never saw: an easy test problem may have a prompt
+    # that is in the training split, with another hidden input.
+    shown = xs[:2] if level == "easy" else xs[0]
+    in_test = zlib.crc32(f"{expression} | {shown}".encode()) % 5 == 0
+    return problem, "test" if in_test else "train"
+
+
+# One test, so the reward is 0 or 1. sum(got) is the guess. Of all wrong inputs the test takes the
+# one next to the guess, so its message says "too low" or "too high".
+CUTOFF_TEST = """\
+got = [f(x) for x in range(17)]
+wrong = [x for x in range(17) if got[x] != (x < {k})]
+x = min(wrong, key=lambda x: abs(2 * x + 1 - 2 * sum(got)), default=0)
+assert f(x) == (x < {k})
+"""
+
+
+def cutoff_problem(k: int) -> Problem:
+    """The problem of world "cutoff" that `x < k` solves."""
+    test, answer = CUTOFF_TEST.format(k=k), f"{DEF}x < {k}"
+    return Problem(f"cutoff/{k}", "# cut off\n", [test], entry_point="f", reference=answer)
+
+
+def feedback_on(problem: Problem, expression: str) -> str:
+    """What the executor would say of one of our own programs, without running it; "" if right."""
+    if problem.kind == "assert":
+        guess, k = int(expression.split()[-1]), int(problem.id.split("/")[1])
+        x = guess - 1 if guess > k else guess
+        wrong = f"Test 1 failed: f({x}) returned {x < guess}, expected {x < k}"
+        return "" if guess == k else wrong
+
+    for number, ([x], expected) in enumerate(problem.tests, 1):
+        value = values(expression)[x]
+        if value != expected:
+            return f"Test {number} failed: f({x}) returned {value}, expected {expected}"
+    return ""
+
+
+def demonstration(world: str, rng: random.Random) -> tuple[Messages, str]:
+    """A chat with 0 to 4 failed attempts, and the program that comes next: what to imitate."""
+    (problem,) = problems(world, "train", 1, rng.getrandbits(48))
+    if world == "cutoff":
+        return cutoff_demonstration(problem, rng)
+    return doctest_demonstration(problem, rng)
+
+
+def doctest_demonstration(problem: Problem, rng: random.Random) -> tuple[Messages, str]:
+    """First attempts: 70% right. Later ones: 40% right, 50% the failed attempt again.
+
+    The others are popular programs, right or wrong. Half of all chats have a failed attempt.
+    """
+    docstring = problem.prompt.split("\n")[0].removeprefix("# ")
+    listed = PROGRAMS[problem.difficulty][docstring]
+    messages, failed = first_messages(problem), ""
+    for _ in range(rng.choices(range(5), [50, 30, 8, 6, 6])[0]):
+        if not failed or rng.random() < 0.5:
+            failed = rng.choice([text for text in listed if feedback_on(problem, text)])
+        messages = refinement_messages(messages, DEF + failed, feedback_on(problem, failed))
+
+    right, repeat = (0.4, 0.5) if failed else (0.7, 0.0)
+    luck = rng.random()
+    if luck < right:
+        return messages, problem.reference
+    if luck < right + repeat:
+        return messages, DEF + failed
+    return messages, DEF + listed[min(int(rng.expovariate(0.25)), len(listed) - 1)]
+
+
+def cutoff_demonstration(problem: Problem, rng: random.Random) -> tuple[Messages, str]:
+    """Mostly sensible guesses, then any one of those that the feedback leaves open."""
+    messages, low, high = first_messages(problem), 1, 16
+    for _ in range(rng.randrange(5)):
+        guess = rng.randint(low, high) if rng.random() < 0.9 else rng.randint(1, 16)
+        feedback = feedback_on(problem, f"x < {guess}")
+        if not feedback:
+            break  # solved
+        messages = refinement_messages(messages, f"{DEF}x < {guess}", feedback)
+        if feedback.endswith("True"):
+            low = max(low, guess + 1)
+        else:
+            high = min(high, guess - 1)
+    return messages, f"{DEF}x < {rng.randint(low, high)}"
+
+
+# Each piece is one token. Together they spell every prompt, feedback and program of both worlds.
+PIECES = [
+    "The program does not pass its tests.\n", "\nWrite the corrected program.", " failed: f(",
+    ") returned ", ", expected ", "Test ", DEF, "# cut off\n", "# add to x\n", "# constant\n",
+    "# clamp x\n", "# mask x\n", "# clamp x twice\n", "# replace x\n", ">>> f(", ")\n", "\n",
+    "min(", "max(", " if ", " else ", ", ", " + ", " > ", " < ", "))", ")", "x", "True", "False", "-"
+]  # fmt: skip
+SPECIAL = ["<pad>", "<unk>", "<s>", "</s>", "<user>", "<model>"]  # ids 0 to 5
+TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}<user>{{ m.content }}"
+    "{% else %}<model>{{ m.content }}{{ eos_token }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<model>{% endif %}"
+)
+
+
+def make_tokenizer() -> PreTrainedTokenizerFast:
+    """A tokenizer that spells every text of both worlds exactly; anything else becomes <unk>."""
+    words = SPECIAL + PIECES + [str(number) for number in range(100)]
+    vocabulary = {word: i for i, word in enumerate(words)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    longest_first = sorted(PIECES, key=len, reverse=True)  # "# clamp x\n" before "\n"
+    pattern = "|".join([re.escape(piece) for piece in longest_first] + [r"\d+"])
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
+    tokenizer.decoder = decoders.Fuse()  # the default puts spaces between words
+    names = {"pad_token": "<pad>", "unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
+    names["additional_special_tokens"] = ["<user>", "<model>"]
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=TEMPLATE, **names)
+
+
+def make_model(vocabulary: int, seed: int) -> Qwen3ForCausalLM:
+    """An untrained Qwen3 of 2 layers and width 64: an ordinary Hugging Face model, only small."""
+    torch.manual_seed(seed)
+    layers = {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 192}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 16}
+    tokens = {"vocab_size": vocabulary, "pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3}
+    rest = {"initializer_range": 0.05, "tie_word_embeddings": True}  # with 0.02 it learns slower
+    config = Qwen3Config(**layers, **heads, **tokens, **rest, max_position_embeddings=256)
+    return Qwen3ForCausalLM(config)
+
+
+RECIPE = 1  # raise it when the code below makes another base model than before
+DEMONSTRATIONS = 24_000
+RATE = 2.5e-3
+SAVE_EVERY = 250  # steps
+TRIALS = 8  # steps that compare one thread with all
+Batch = tuple[torch.Tensor, torch.Tensor]  # input_ids and labels, each (demonstrations, tokens)
+
+
+def base_model(world: str, seed: int, folder: Path, steps: int = 1500, batch: int = 64) -> Path:
+    """The folder of a warm-started model; it is made if `folder` does not hold it yet (ours).
+
+    A killed warm start goes on from its checkpoint. The seed fixes the first weights and batches;
+    the number of threads may change the order of float sums, and with it the weights' last digits.
+    """
+    recipe = repr((RECIPE, DEMONSTRATIONS, RATE, PROGRAMS, CUTOFF_TEST, PIECES, TEMPLATE))
+    name = f"base-{world}-seed{seed}-{steps}x{batch}-{zlib.crc32(recipe.encode()):08x}"
+    path, unfinished = Path(folder) / name, Path(folder) / f"{name}.unfinished"
+    if path.exists():
+        return path
+
+    unfinished.mkdir(parents=True, exist_ok=True)
+    with open(unfinished / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # wait for a run that makes the same model
+        if not path.exists():
+            print(f"making a tiny model for world {world!r}: {path}", flush=True)
+            tokenizer = make_tokenizer()
+            model = make_model(len(tokenizer), seed)
+            warm_start(model, batches(tokenizer, world, seed, steps, batch), unfinished)
+            model.save_pretrained(unfinished)
+            tokenizer.save_pretrained(unfinished)
+            unfinished.rename(path)  # a folder of this name is whole
+    return path
+
+
+def batches(tokenizer: Any, world: str, seed: int, steps: int, size: int) -> list[Batch]:
+    """All batches of the warm start, padded on the right; the prompts carry no loss.
+
+    The chats of a batch have equally many messages: little is padding.
+    """
+    rng = random.Random(f"demonstrations {world} {seed}")
+    known: dict[str, list[int]] = {}  # most prompts and programs come more than once
+    by_length: dict[int, list] = {}
+    for _ in range(min(DEMONSTRATIONS, steps * size)):
+        messages, program = demonstration(world, rng)
+        chat = str(messages)
+        if chat not in known:
+            known[chat] = encode(tokenizer, messages)
+        if program not in known:
+            known[program] = tokenizer.encode(program + tokenizer.eos_token)
+        by_length.setdefault(len(messages), []).append((known[chat], known[program]))
+
+    made = []
+    for _ in range(steps):
+        (rows,) = rng.choices(list(by_length.values()), [len(rows) for rows in by_length.values()])
+        rows = rng.choices(rows, k=size)
+        ids = [torch.tensor(prompt + program) for prompt, program in rows]
+        labels = [torch.tensor([-100] * len(prompt) + program) for prompt, program in rows]
+        made.append((pad_sequence(ids, True), pad_sequence(labels, True, padding_value=-100)))
+    return made
+
+
+def warm_start(model: Any, data: list[Batch], folder: Path) -> None:
+    """Teach the model to imitate: AdamW on the cross-entropy of the programs, a step for a batch.
+
+    The first steps are timed with one thread and with all in turn. The quicker number is kept: on
+    a busy machine that is often one.
+    """
+    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.98), weight_decay=0.01)
+    state = load(folder) or {"step": 0}
+    if "model" in state:
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+
+    first, steps, every = state["step"], len(data), torch.get_num_threads()
+    pace = {1: math.inf, every: math.inf}  # threads -> best seconds a token
+    began = said = time.perf_counter()
+    for step in range(first, steps):
+        trial = step < first + TRIALS
+        threads = (1, every)[step % 2] if trial else min(pace, key=pace.get)
+        torch.set_num_threads(threads)
+        start = time.perf_counter()
+        ids, labels = data[step]
+        optimizer.param_groups[0]["lr"] = RATE * min((step + 1) / 50, 1 - 0.9 * step / steps)
+        optimizer.zero_grad()
+        loss = model(input_ids=ids, labels=labels).loss  # nothing attends to padding on the right
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        now = time.perf_counter()
+        pace[threads] = min(pace[threads], (now - start) / ids.numel())
+
+        done = step + 1
+        if done == first + TRIALS or now - said > 10:
+            said = now
+            left = (now - began) / (done - first) * (steps - done)
+            news = f"loss {loss.item():.2f}, {threads} of {every} threads, {left:.0f} seconds left"
+            print(f"warm start: step {done} of {steps}, {news}", flush=True)
+        if done % SAVE_EVERY == 0:
+            weights = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+            save(folder, {"step": done} | weights)
+    torch.set_num_threads(every)
