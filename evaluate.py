@@ -39,8 +39,9 @@ import executor
 from support import toy
 from support.problems import Problem, distinct, load_problems
 from support.ranks import gather, join
-from support.run import at_least, json_lines, option, parse, write
+from support.run import json_lines, write
 from support.sampling import Sampler, encode, load_model, pick_device
+from support.settings import at_least, option, parse
 from tree import Node, build_trees, first_messages, walk
 
 Rows = list[dict[str, Any]]  # one per attempt

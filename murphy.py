@@ -1,125 +1,159 @@
-"""MURPHY: GRPO on rollout trees, where an early failure whose feedback led to a later success earns credit for it.
+"""MURPHY: GRPO on rollout trees, where a failure whose feedback led to a success earns credit.
 
-    python murphy.py                                           a tiny model learns to use feedback, on a laptop
-    python murphy.py --problems cutoff --turns 4 ...           what only retrospective credit can teach
-    python murphy.py --model Qwen/Qwen3-0.6B --problems kodcode-light ...          the real thing (see the README)
+    python murphy.py                                        a tiny model learns to use feedback
+    python murphy.py --problems my.jsonl --model Qwen/Qwen3-0.6B      your problems, a real model
+    python murphy.py --output runs/x --resume               go on with a run that was stopped
 
-Each step: sample problems, grow a rollout tree on each (tree.py, executor.py), send the rewards backwards, prune, take
-advantages within sibling groups (propagate.py), and optimise every kept attempt under its own prompt (grpo.py).
-In: a Config. Out: a folder with the model, metrics.jsonl, trees.jsonl, evaluation.json, curves.png and checkpoints, from
-which `--output FOLDER --resume` goes on. `--turns 1` is GRPO. `torchrun --nproc-per-node N murphy.py ...` shares the work.
+Read `loop` first: it is the method, step by step. Then `choose` and `update`.
+
+In: settings (`Config`). Out: a folder with the model, settings.json, metrics.jsonl, trees.jsonl,
+evaluation.json, curves.png and a checkpoint. `--turns 1 --credit none` is plain GRPO.
 """
 
-import copy
-import fcntl
-import hashlib
-import json
-import math
-import os
-import random
-import shlex
-import shutil
 import signal
 import sys
+
+if __name__ == "__main__":  # the imports take seconds: Ctrl-C among them ends in a line, too
+    signal.signal(signal.SIGINT, lambda *_: sys.exit("murphy.py: stopped before the run began"))
+
+import json
+import math
+import shlex
 import warnings
-import zlib
-from collections import Counter
-from collections.abc import Callable
-from contextlib import closing, suppress
-from dataclasses import asdict, dataclass, field
+from contextlib import closing, nullcontext
+from dataclasses import asdict, dataclass
 from functools import partial
-from itertools import count
 from pathlib import Path
 from typing import Any, Literal
 
-import pandas
 import torch
-import torch.distributed as dist
-import transformers
-from tqdm import tqdm
-from transformers import HfArgumentParser
-from transformers.utils import logging as transformers_logging
 
 import executor
-import toy
-from evaluate import at_least, attempts, distinct, gather, join, option, summarise, table, timed, write
-from grpo import grpo_loss, mean_stats, micro_batches, rows_logprobs, why_padded
-from problems import load_problems
+from evaluate import attempts, summarise, table
+from grpo import grpo_loss, mean_stats
 from propagate import group_advantages, inter_prune, intra_prune, propagate
-from tree import Node, autocast, build_trees, draw, from_dict, groups, load_model, make_sampler, pick_device, to_dict, walk
+from support import ranks, toy
+from support.metrics import describe, plot, timed
+from support.packing import micro_batches, rows_logprobs
+from support.run import Signals, check_folder, claim, read_settings, write
+from support.sampling import autocast, check_model, pick_device
+from support.settings import at_least, flag, option, parse
+from support.state import State, listed_data, toy_data, trees_of_all
+from tree import Node, build_trees, draw, from_dict, groups, to_dict, walk
+
+method = partial(option, group="method")
+material = partial(option, group="model and problems")
+sampling = partial(option, group="sampling and executing")
+updating = partial(option, group="update")
+running = partial(option, group="run")
+
+FITTING = {  # what None stands for: (with the toy world's model, with any other)
+    "problems_per_step": (8, 4),
+    "steps": (150, 250),
+    "temperature": (1.0, 1.0),
+    "max_new_tokens": (16, 1024),
+    "feedback_tests": (1, 3),
+    "learning_rate": (6e-4, 1e-6),
+    "micro_tokens": (1024, 16_384),
+    "eval_temperature": (1.0, 0.7),
+}
+
+
+STATS = ("loss", "tokens", "ratio", "kl", "clipped", "entropy")  # of an update, as means
 
 
 @dataclass
 class Config:
-    """Settings of one run. Defaults are for the toy world "doctest"; [paper], [reported] and [ours] say whose they are."""
+    """Settings of a run. [paper], [reported] and [ours] say where a default comes from.
 
-    model: str = option("", "folder or Hugging Face id of a chat model; empty: the toy world's own tiny base model")
-    problems: str = option("doctest", "training set: doctest | cutoff (toy worlds), a name that problems.py knows, or a file")
-    eval_problems: str = option("", "held-out set; empty: a toy world's test split, else eval_count problems set apart")
-    split: str | None = option(None, "split of a named training set")
-    limit: int | None = option(None, "use a seeded sample of this many training problems")
-    difficulty: str | None = option(None, "train on one difficulty only")
-    turns: int = option(2, "S: attempts on a path of the rollout tree; 1 is GRPO [paper: 2]")
-    group_size: int = option(8, "G: completions sampled from one prompt [reported: 8]")
-    credit: Literal["mars", "mers", "none"] = option(
-        "mars", "credit rule: best of own and below [paper], discounted mean [reported], own reward: no propagation")
-    gamma: float = option(1.0, "gamma: discount of MERS [ours]; MARS has none")
-    inter_budget: int | None = option(None, "InterP: groups kept per tree, those of largest credit spread [reported]; none: all")
-    intra_budget: int | None = option(None, "IntraP: members kept per group, of largest credit variance [reported]; none: all")
-    problems_per_step: int = option(8, "rollout trees per step [ours]")
-    steps: int = option(150, "steps of the run [ours]")
-    temperature: float = option(1.0, "sampling temperature, applied to the log-probabilities too [ours]")
-    max_new_tokens: int = option(16, "cap on a completion, in tokens; one without an end token by then is counted as truncated")
-    enable_thinking: bool = option(False, "ask the chat template for the model's thinking mode")
-    feedback_tests: int = option(1, "failing tests that the feedback names [ours]")
-    timeout: float = option(4.0, "CPU seconds that a program may use on its tests [ours]")
-    learning_rate: float = option(6e-4, "AdamW's peak rate; 1e-6 suits real models [ours]")
-    warmup: int = option(5, "steps of linear warm-up, then linear decay to a fifth [ours]")
-    grad_clip: float = option(1.0, "largest gradient norm [ours]")
-    minibatches: int = option(2, "optimizer steps per batch of trees; with 1 the ratio is 1 and nothing is clipped [ours]")
-    packed: bool = option(True, "compute tokens that attempts share once, where the model allows it (grpo.rows_logprobs)")
-    micro_tokens: int = option(1_024, "tokens of one forward and backward; the gradient does not depend on it, memory does")
-    sample_tokens: int | None = option(None, "tokens, padding and cap included, of one batch that is sampled; none: what fits")
-    clip_low: float = option(0.2, "epsilon below [paper: GRPO]")
-    clip_high: float = option(0.2, "epsilon above [paper: GRPO]")
-    beta: float = option(0.0, "weight of the KL to the initial model; 0 loads no reference [ours]")
-    loss_norm: Literal["sequence", "token", "constant"] = option("sequence", "what the loss is a mean over [paper: GRPO's]")
-    scale_advantages: bool = option(True, "divide advantages by the group's std; --no_scale_advantages is Dr. GRPO")
-    equal_turns: bool = option(False, "give every turn of an update the same total weight [ours]; else every attempt")
-    mask_truncated: bool = option(False, "leave truncated completions out of the loss [ours]")
-    gradient_checkpointing: bool = option(False, "recompute activations in the backward pass: less memory, more time")
-    lora_rank: int = option(0, "train LoRA adapters of this rank through peft (install it yourself); 0: all weights")
-    eval_every: int = option(75, "steps between evaluations, besides the one before and the one after; 0: only those two")
-    eval_count: int = option(120, "held-out problems")
-    eval_iterations: int = option(5, "k of Iter-1..k [paper: 5]")
-    eval_temperature: float = option(1.0, "temperature of evaluation; 0 is greedy")
-    log_trees_every: int = option(10, "write every tree of every Nth step to trees.jsonl; 0: never")
-    save_every: int = option(25, "steps between checkpoints; 0: only at the end, or when a signal ends the run")
-    resume: str = field(default="", metadata={"nargs": "?", "const": "latest", "help": "go on from the newest good checkpoint "
-                                              "of --output, or from the one named; settings not given are that run's"})
-    output: str = option("", "output folder; empty: a new one under runs/")
-    plot: str = option("", "draw the curves of the run in this folder, and do nothing else")
-    device: str = option("auto", "auto, cpu, cuda, mps")
-    seed: int = option(0, "seed of everything random")
+    None: the value that fits what is trained, from FITTING.
+    """
+
+    turns: int = method(2, "S: attempts on a path of the tree; 1 is GRPO [paper: 2]")
+    group_size: int = method(8, "G: completions sampled from one prompt [reported: 8]")
+    credit: Literal["mars", "mers", "none"] = method(
+        "mars", "best reward below [paper: MARS], discounted mean [reported: MERS], own reward"
+    )
+    gamma: float | None = method(None, "gamma: discount of MERS; none: 1 [ours]")
+    inter_budget: int | None = method(None, "InterP: groups kept per tree [reported]; none: all")
+    intra_budget: int | None = method(None, "IntraP: attempts kept per group [reported]; none: all")
+    scale_advantages: bool = method(True, "divide by the group's std; without: Dr. GRPO")
+
+    model: str = material("", "folder or Hugging Face id of a chat model; empty: a tiny one")
+    problems: str = material("doctest", "toy world doctest or cutoff, a known set, or a file")
+    limit: int | None = material(None, "use a seeded sample of so many problems; none: all")
+    eval_problems: str = material("", "held-out set; empty: part of the problems is held out")
+    eval_count: int | None = material(None, "held-out problems; none: toy 120, else a tenth")
+
+    problems_per_step: int | None = sampling(None, "rollout trees per step [ours]")
+    temperature: float | None = sampling(None, "of sampling, and of the log-probabilities")
+    max_new_tokens: int | None = sampling(None, "longest completion; a longer one is truncated")
+    sample_tokens: int = sampling(65_536, "tokens of one batch that is sampled; memory decides")
+    enable_thinking: bool = sampling(False, "ask the chat template for the thinking mode")
+    feedback_tests: int | None = sampling(None, "failing tests that the feedback names [ours]")
+    timeout: float = sampling(4.0, "CPU seconds of a program on its tests [ours]")
+
+    steps: int | None = updating(None, "steps of the run [ours]")
+    learning_rate: float | None = updating(None, "AdamW's highest rate [ours]")
+    warmup: int = updating(5, "steps of linear warm-up; then linear decay to a fifth [ours]")
+    minibatches: int = updating(2, "optimizer steps per step; with 1 nothing is ever clipped")
+    micro_tokens: int | None = updating(None, "tokens of one forward and backward; memory decides")
+    clip_low: float = updating(0.2, "epsilon below [paper: GRPO]")
+    clip_high: float = updating(0.2, "epsilon above [paper: GRPO]")
+    beta: float = updating(0.0, "weight of the KL to the first model; 0: no reference [ours]")
+    loss_norm: Literal["sequence", "token", "constant"] = updating(
+        "sequence", "what the loss is a mean over [paper: GRPO's]"
+    )
+    mask_truncated: bool = updating(False, "leave truncated completions out of the loss [ours]")
+    grad_clip: float = updating(1.0, "largest gradient norm [ours]")
+    gradient_checkpointing: bool = updating(False, "less memory, a third more time")
+
+    eval_every: int = running(75, "steps between evaluations; 0: only the first and the last")
+    eval_iterations: int = running(5, "k of Iter-1..k [paper: 5]")
+    eval_temperature: float | None = running(None, "temperature of evaluation; 0 is greedy")
+    log_trees_every: int = running(10, "steps between trees in trees.jsonl; 0: never")
+    save_every: int = running(25, "steps between checkpoints; 0: only at the end and at a signal")
+    output: str = running("", "output folder; empty: a new one under runs/")
+    resume: bool = running(False, "go on with the run in --output, with its settings")
+    device: str = running("auto", "auto, cpu, cuda, mps")
+    seed: int = running(0, "seed of everything random")
 
     def __post_init__(self) -> None:
-        """Refuse settings that cannot work, by name and with what would."""
-        at_least(self, turns=1, group_size=2, problems_per_step=1, steps=0, max_new_tokens=1, minibatches=1, micro_tokens=1,
-                 sample_tokens=1, eval_count=1, eval_iterations=1, eval_every=0, warmup=0, inter_budget=1, intra_budget=2,
-                 feedback_tests=1, log_trees_every=0, save_every=0, lora_rank=0, limit=1, beta=0, clip_high=0,
-                 eval_temperature=0, temperature=1e-3, learning_rate=1e-12, grad_clip=1e-6, timeout=1e-3)
-        for name in ("gamma", "clip_low"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"--{name.replace('_', '-')} must lie in [0, 1], got {getattr(self, name)}")
-        if not self.model and self.problems not in toy.WORLDS:
-            raise ValueError(f"--model is missing: only the toy worlds ({', '.join(toy.WORLDS)}) bring a model of their own")
+        """Fill in what fits, and refuse what cannot work by the name of its option."""
+        for name, (with_toy, with_real) in FITTING.items():
+            if getattr(self, name) is None:
+                setattr(self, name, with_real if self.model else with_toy)
+        at_least(self, turns=1, group_size=2, inter_budget=1, intra_budget=2, limit=1, eval_count=1)
+        at_least(self, problems_per_step=1, temperature=1e-3, max_new_tokens=1, sample_tokens=1)
+        at_least(self, feedback_tests=1, timeout=1e-3, steps=0, learning_rate=1e-12, warmup=0)
+        at_least(self, minibatches=1, micro_tokens=1, clip_high=0, beta=0, grad_clip=1e-6)
+        at_least(self, eval_every=0, eval_iterations=1, eval_temperature=0, log_trees_every=0)
+        at_least(self, save_every=0)
+        is_toy = self.problems in toy.WORLDS
+        if self.credit == "mers" and self.gamma is None:
+            self.gamma = 1.0
+        if self.credit != "mers" and self.gamma is not None:
+            raise ValueError(
+                f"--gamma has no effect with --credit {self.credit}: only mers reads it"
+            )
+        if not 0 <= (self.gamma or 0) <= 1:
+            raise ValueError(f"--gamma must lie in [0, 1], got {self.gamma}")
+        if not 0 <= self.clip_low <= 1:
+            raise ValueError(f"--clip-low must lie in [0, 1], got {self.clip_low}")
+        if is_toy and self.limit:
+            raise ValueError(
+                f"--limit has no effect with the toy world {self.problems}: it never ends"
+            )
+        if not self.model and not is_toy:
+            worlds = " and ".join(toy.WORLDS)
+            raise ValueError(f"--model is missing: only {worlds} bring a model of their own")
 
 
 def choose(trees: list[Node], config: Config) -> list[Node]:
-    """Credit, pruning and advantages, in this order; returns the kept attempts of all trees (README, steps 4 to 6).
+    """Credit, pruning and advantages, in this order; returns the attempts that are kept.
 
-    Writes .credit and .advantage, and .kept = False on what was pruned. Pruned attempts have given their credit to
-    their ancestors before; advantages are taken within what is kept of a group.
+    Writes .credit and .advantage, and .kept = False on what is pruned. A pruned attempt has given
+    its credit to its ancestors before. Advantages are taken within what is kept of a group.
     """
     kept = []
     for tree in trees:
@@ -128,522 +162,278 @@ def choose(trees: list[Node], config: Config) -> list[Node]:
             node.kept = False
         for group in inter_prune(groups(tree), config.inter_budget):
             members = intra_prune(group, config.intra_budget)
-            advantages = group_advantages([node.credit for node in members], scale=config.scale_advantages)
+            credits = [node.credit for node in members]
+            advantages = group_advantages(credits, scale=config.scale_advantages)
             for node, advantage in zip(members, advantages, strict=True):
-                node.kept, node.advantage = True, advantage
+                node.kept = True
+                node.advantage = advantage
             kept += members
     return kept
 
 
-def update(model: Any, optimizer: Any, kept: list[Node], config: Config, reference: Any = None,
-           mine: set[int] | None = None) -> dict[str, float]:
-    """Optimise the kept attempts, `minibatches` optimizer steps; returns means over their tokens (README, step 7).
+def learns(node: Node, config: Config) -> bool:
+    """Whether an attempt has a gradient: its advantage is not 0, or the KL acts on it."""
+    return node.advantage != 0 or config.beta > 0
 
-    Attempts of advantage 0 carry no gradient unless the KL acts: they never reach the forward pass, but stay in the
-    denominator, so leaving them out changes nothing. Raises FloatingPointError on a loss or gradient that is not finite.
-    Of several ranks each computes the attempts whose id() is in `mine`. `kept`, and with it the parts and denominators, is
-    the same on all of them, so that the sum of their gradients is that of one process (ours).
+
+def score(model: Any, nodes: list[Node], config: Config) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probabilities and mask of the nodes' completions, both (B, C).
+
+    Without nodes it is one token of mask False: a rank with less to learn than another makes as
+    many forwards and backwards as that one, or they would wait for each other for ever.
     """
-    device = next(model.parameters()).device
-    packed = config.packed and not why_padded(model)
-    learns = lambda node: (node.advantage != 0 or config.beta > 0) and not (config.mask_truncated and node.truncated)
+    rows = [(node.prompt_ids, node.completion_ids) for node in nodes] or [([0], [0])]
+    with autocast(next(model.parameters()).device):
+        logp, mask = rows_logprobs(model, rows, config.temperature)
+    return logp, mask & bool(nodes)
 
-    def score(nodes: list[Node], net: Any = model) -> tuple[torch.Tensor, torch.Tensor]:
-        with autocast(device):
-            rows = [(n.prompt_ids, n.completion_ids) for n in nodes]
-            return rows_logprobs(net, rows, 0, config.temperature, packed)  # any id pads: masks are made from lengths
 
-    order = gather(torch.randperm(len(kept)).tolist())[0]
-    parts = [[kept[i] for i in order[start::config.minibatches]] for start in range(config.minibatches)]
-    parts = [part for part in parts if any(map(learns, part))]  # the others are no step, and that on every rank alike
-    batches = []  # per part its micro-batches: attempts, their log-probabilities before any step, the reference's
-    for part in parts:
-        learn = [node for node in part if learns(node) and (mine is None or id(node) in mine)]
-        rows = [(node.prompt_ids, node.completion_ids) for node in learn]
-        micro = [[learn[i] for i in chosen] for chosen in micro_batches(rows, config.micro_tokens, packed)]
-        with torch.no_grad():
-            batches.append([(nodes, score(nodes)[0] if batches else None,  # before the first optimizer step old is new
-                             reference(partial(score, nodes))[0] if reference else None) for nodes in micro])
-    stats, norms = [], []
-    for part, micro in zip(parts, batches, strict=True):
-        denominator = {"sequence": len(part), "token": sum(len(n.completion_ids) for n in part),
-                       "constant": len(part) * config.max_new_tokens}[config.loss_norm]
-        at_turn = Counter(node.turn for node in part)
-        weight = {t: len(part) / (len(at_turn) * n) if config.equal_turns else 1.0 for t, n in at_turn.items()}
+@dataclass
+class MicroBatch:
+    """What one forward and backward takes: attempts, and log-probabilities (B, C) of old models."""
+
+    nodes: list[Node]
+    old_logp: torch.Tensor | None  # of the model before this update; None: it has not moved yet
+    ref_logp: torch.Tensor | None  # of the reference; None: beta is 0
+
+
+@torch.no_grad()
+def cut(nodes: list[Node], model: Any, reference: Any, moved: bool, config: Config) -> list:
+    """Cut the attempts of one optimizer step into micro-batches.
+
+    moved: an earlier optimizer step of this update will have changed the model by then.
+    """
+    rows = [(node.prompt_ids, node.completion_ids) for node in nodes]
+    chosen = micro_batches(model, rows, config.micro_tokens)
+    missing = max(ranks.gather(len(chosen))) - len(chosen)  # every rank makes the same number
+    micro = []
+    for places in chosen + [[]] * missing:
+        batch = [nodes[i] for i in places]
+        old = score(model, batch, config)[0] if moved else None
+        ref = score(reference, batch, config)[0] if reference is not None else None
+        micro.append(MicroBatch(batch, old, ref))
+    return micro
+
+
+def backward(model: Any, batch: MicroBatch, denominator: float, config: Config) -> dict[str, float]:
+    """Add one micro-batch's gradient; returns its sums for `mean_stats`."""
+    logp, mask = score(model, batch.nodes, config)
+    advantages = [node.advantage for node in batch.nodes] or [0.0]  # an empty one weighs nothing
+    loss, stats = grpo_loss(
+        logp,
+        batch.old_logp,
+        torch.tensor(advantages, device=logp.device),
+        mask,
+        clip_low=config.clip_low,
+        clip_high=config.clip_high,
+        beta=config.beta,
+        ref_logp=batch.ref_logp,
+        norm=config.loss_norm,
+        denominator=denominator,
+    )
+    (loss * ranks.count()).backward()  # FSDP takes the mean over the ranks; the sum is wanted
+    return {name: float(value) for name, value in stats.items()}
+
+
+def update(
+    model: Any, optimizer: Any, kept: list[Node], config: Config, reference: Any = None
+) -> dict[str, float]:
+    """Optimise the kept attempts in `minibatches` optimizer steps; returns means over their tokens.
+
+    An attempt without a gradient never reaches the forward pass, but stays in the denominator: to
+    leave it out changes nothing. With --mask-truncated, a truncated one is in neither.
+    Every rank knows the sizes of all kept attempts but computes only its own; the summed gradient
+    equals that of one process (ours). FloatingPointError: a gradient that is not finite.
+    """
+    mine = [node for node in kept if not (config.mask_truncated and node.truncated)]
+    parts = []  # of each optimizer step: its micro-batches, and the denominator of its loss
+    sizes = [[len(node.completion_ids), learns(node, config)] for node in mine]
+    for every, own in ranks.share(sizes, config.minibatches):
+        if any(does_learn for _, does_learn in every):  # else it is no step, on no rank
+            nodes = [mine[i] for i in own if learns(mine[i], config)]
+            denominator = {
+                "sequence": len(every),
+                "token": sum(length for length, _ in every),
+                "constant": len(every) * config.max_new_tokens,
+            }[config.loss_norm]
+            moved = bool(parts)
+            parts.append((cut(nodes, model, reference, moved, config), denominator))
+
+    stats, norms = [], [0.0]
+    for micro, denominator in parts:
         optimizer.zero_grad(set_to_none=True)
-        for nodes, old, ref in micro:
-            logp, mask = score(nodes)
-            loss, stat = grpo_loss(
-                logp, old, torch.tensor([n.advantage for n in nodes], device=device), mask, clip_low=config.clip_low,
-                clip_high=config.clip_high, beta=config.beta, ref_logp=ref, norm=config.loss_norm, denominator=denominator,
-                weights=torch.tensor([weight[n.turn] for n in nodes], device=device))
-            loss.backward()
-            stats.append({name: float(value) for name, value in stat.items()})
-        sum_gradients(model)
-        norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip).item())
-        if not math.isfinite(norms[-1] + sum(stat["loss"] for stat in stats)):
-            raise FloatingPointError(f"in optimizer step {len(norms)} of {len(parts)} the loss or its gradient is not finite "
-                                     f"(losses {[stat['loss'] for stat in stats]}, gradient norm {norms[-1]})")
+        stats += [backward(model, batch, denominator, config) for batch in micro]
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip)
+        norms.append(float(ranks.whole(norm)))
+        if not math.isfinite(norms[-1]):
+            raise FloatingPointError(f"the gradient is not finite (norm {norms[-1]})")
         optimizer.step()
-    stats = sum(gather(stats), [])
-    means = mean_stats(stats) if stats else dict.fromkeys(("loss", "tokens", "ratio", "kl", "clipped", "entropy"), 0.0)
-    return means | {"grad_norm": max(norms, default=0.0), "optimizer_steps": len(parts)}
+    everyone = [part for share in ranks.gather(stats) for part in share]
+    means = mean_stats(everyone) if everyone else dict.fromkeys(STATS, 0.0)
+    return {**means, "grad_norm": max(norms), "optimizer_steps": len(parts)}
 
 
-def describe(trees: list[Node], kept: list[Node], turns: int) -> dict[str, Any]:
-    """What a step's trees looked like: the part of a metrics line that does not depend on the update."""
-    nodes = [node for tree in trees for node in walk(tree)]
-    made = [group for tree in trees for group in groups(tree)]
-    mean = lambda values: sum(values) / len(values) if values else None  # no attempt at that turn: no number
-    spread = lambda group: max(n.credit for n in group) - min(n.credit for n in group) > 1e-9  # else it teaches nothing
-    return {
-        "programs": len(nodes), "kept": len(kept), "learning": sum(n.advantage != 0 for n in kept),
-        **{f"{name}_{turn}": mean([getattr(n, name) for n in nodes if n.turn == turn])
-           for turn in range(1, turns + 1) for name in ("reward", "solved")},
-        "problems_solved": mean([any(n.solved for n in walk(tree)) for tree in trees]),
-        "repaired": mean([any(c.solved for c in n.children) for n in nodes if n.children]),  # feedback to solved
-        "groups_with_spread": mean([spread(group) for group in made]),
-        "spread_1": mean([spread(group) for group in made if group[0].turn == 1]),
-        "truncated": mean([n.truncated for n in nodes]), "completion_tokens": mean([len(n.completion_ids) for n in nodes]),
-        "timeouts": sum(n.status == "timeout" for n in nodes), "no_code": sum(n.status == "no_code" for n in nodes),
-        "too_long": sum(n.unexpanded != "" for tree in trees for n in (tree, *walk(tree)))}
+def loop(state: State, signals: Signals) -> None:
+    """All steps of a run: the method."""
+    evaluate_and_save(state, signals)
+    while state.step < state.config.steps:
+        # 1. Sample G programs for each problem of the step.
+        # 2. Run each against the problem's tests: its reward, and feedback on it.
+        # 3. Pair every failure with its feedback and sample again, for S turns: rollout trees.
+        trees = signals.unless(grow, state)
+        # 4. Credit: send the rewards of later attempts back to the earlier ones.
+        # 5. Prune: keep the groups, and in them the attempts, whose credits differ most.
+        # 6. Advantages: compare each attempt with its siblings.
+        kept = choose(trees, state.config)
+        # 7. Optimise every kept attempt under the prompt that it was sampled from.
+        numbers = learn(state, kept)
+        report(state, trees, numbers)
+        evaluate_and_save(state, signals)
 
 
-def recompute_layers(model: Any) -> None:
-    """Gradient checkpointing. transformers does it in training mode alone; dropout stays off, or no ratio would begin at 1."""
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    model.train()
-    for module in model.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0
-        elif hasattr(module, "attention_dropout"):
-            module.attention_dropout = 0.0
+def grow(state: State) -> list[Node]:
+    """The rollout trees of a step; several processes share its problems."""
+    state.seed()
+    state.seconds = dict.fromkeys(("sampling", "executing", "updating"), 0.0)
+    sample = timed(state.seconds, "sampling")(state.sample)
+    execute = timed(state.seconds, "executing")(state.execute)
+    problems = state.problems_of(state.step)[ranks.rank() :: ranks.count()]
+    return build_trees(problems, sample, execute, state.config.turns, state.config.group_size)
 
 
-def reference_model(model: Any, config: Config) -> Callable | None:
-    """A function that scores with the initial model, or None where beta is 0 and no copy is worth its memory."""
-    if config.beta == 0:
-        return None
-    if config.lora_rank:  # the initial model is the one with its adapter off
-        def without_adapter(score: Callable) -> torch.Tensor:
-            with model.disable_adapter():
-                return score(model)
-        return without_adapter
-    frozen = copy.deepcopy(model).eval().requires_grad_(False)
-    return lambda score: score(frozen)
+def learn(state: State, kept: list[Node]) -> dict[str, float]:
+    """Set the learning rate, optimise, and hand the new weights to the model that samples."""
+    config, step = state.config, state.step
+    rise = (step + 1) / max(config.warmup, 1)
+    fall = 1 - 0.8 * step / config.steps  # to a fifth
+    rate = config.learning_rate * min(rise, fall)
+    for group in state.optimizer.param_groups:
+        group["lr"] = rate
+    with timed(state.seconds, "updating"):
+        numbers = update(state.model, state.optimizer, kept, config, state.reference)
+        ranks.refresh(state.sampling_model, state.model)
+    return {**numbers, "lr": rate}
 
 
-def data(config: Config) -> tuple[Callable[[int], list], list]:
-    """(step -> its training problems, held-out problems). Both depend on seed and step alone, so a run can be resumed."""
-    if config.problems in toy.WORLDS:
-        train = lambda step: toy.problems(config.problems, "train", config.problems_per_step, f"{config.seed}-{step}")
-        held_out = toy.problems(config.problems, "test", config.eval_count, config.seed) if not config.eval_problems else []
-    else:
-        listed = load_problems(config.problems, split=config.split, limit=config.limit, difficulty=config.difficulty,
-                               seed=config.seed, execute=executor.run_many)
-        apart = 0 if config.eval_problems else config.eval_count
-        if len(listed) <= apart:
-            raise ValueError(f"{config.problems} has {len(listed)} problems, of which --eval-count sets {apart} apart: "
-                             "nothing is left to train on")
-        random.Random(config.seed).shuffle(listed)
-        held_out, listed = listed[:apart], listed[apart:]
+def report(state: State, trees: list[Node], numbers: dict[str, float]) -> None:
+    """Write a step down, say what it was, and count it: from here on it is made."""
+    config, step = state.config, state.step
+    log_trees = config.log_trees_every > 0 and step % config.log_trees_every == 0
+    trees = trees_of_all(trees, log_trees)
+    kept = [node for tree in trees for node in walk(tree) if node.kept]
+    line = {"step": step, **describe(trees, kept, config.turns), **numbers, **state.seconds}
+    state.log("metrics.jsonl", [line])
+    if log_trees:
+        state.log("trees.jsonl", [{"step": step, **to_dict(tree)} for tree in trees])
+    state.step += 1
 
-        def train(step: int) -> list:
-            wanted = range(step * config.problems_per_step, (step + 1) * config.problems_per_step)
-            shuffled = lambda epoch: random.Random(f"{config.seed} {epoch}").sample(listed, len(listed))
-            return [shuffled(i // len(listed))[i % len(listed)] for i in wanted]  # a new order each epoch
-    if config.eval_problems:
-        held_out = load_problems(config.eval_problems, limit=config.eval_count, seed=config.seed, execute=executor.run_many)
-    return train, distinct(held_out)
+    rewards = [line[f"reward_{turn}"] for turn in range(1, config.turns + 1)]
+    shown = " ".join(f"{reward:.2f}" for reward in rewards if reward is not None)
+    seconds = sum(state.seconds.values())
+    print(f"step {state.step}/{config.steps}  reward by turn {shown}  {seconds:.1f} s", flush=True)
+    if (line["truncated"] or 0) > 0.5:
+        warnings.warn(
+            "more than half of the completions of a step found no end within "
+            f"--max-new-tokens {config.max_new_tokens}: what is cut seldom passes",
+            stacklevel=2,
+        )
+
+
+def evaluate_and_save(state: State, signals: Signals) -> None:
+    """What is due between two steps: Iter-k on the held-out problems, and a checkpoint."""
+    config, step = state.config, state.step
+    due = step in (0, config.steps) or (config.eval_every > 0 and step % config.eval_every == 0)
+    if due and step not in state.evaluations:
+        torch.manual_seed(config.seed + ranks.rank())
+        mine = state.held_out[ranks.rank() :: ranks.count()]
+        k = config.eval_iterations
+        rows = signals.unless(attempts, mine, state.eval_sample, state.execute, k)
+        everyone = [row for share in ranks.gather(rows) for row in share]
+        summary = summarise(state.held_out, everyone, k)
+        state.evaluations[step] = summary
+        write(state.folder / "evaluation.json", json.dumps(state.evaluations, indent=1) + "\n")
+        solved = [100 * score["value"] for score in summary["Iter-k"]["all"]]
+        shown = "  ".join(f"Iter-{i} {percent:.1f}%" for i, percent in enumerate(solved, 1))
+        print(f"after {step} steps  {shown}", flush=True)
+        state.keep_best()
+    if due or (config.save_every > 0 and step % config.save_every == 0):
+        state.checkpoint()
+
+
+def finish(state: State) -> None:
+    """The model, and what it has learned: tables before and after, a tree, the curves."""
+    state.save_model(state.folder)
+    if ranks.rank() > 0:
+        return
+    steps = state.config.steps
+    helpful = None  # the last tree in which credit came from below
+    for line in (state.folder / "trees.jsonl").read_text(encoding="ascii").splitlines():
+        tree = from_dict(json.loads(line))
+        if any(node.credit > node.reward for node in tree.children):
+            helpful = tree
+    if helpful:
+        print("\nA tree in which feedback helped: an attempt failed; its credit came from below.\n")
+        print(draw(helpful, width=3))
+    print(f"\nBefore: {len(state.held_out)} held-out problems, percent solved, 95% interval")
+    print(table(state.evaluations[0]))
+    print(f"\nAfter {steps} steps\n{table(state.evaluations[steps])}")
+    if steps:
+        print("\n" + plot(state.folder))
+    print(f"\nEverything is in {state.folder}")
 
 
 def train(config: Config) -> Path:
-    """The whole of a run; returns its output folder. SystemExit (128 + the signal's number) if a signal ended it."""
-    executor.self_check()
+    """A whole run; returns its folder. What can fail cheaply is checked before anything is made."""
     device = pick_device(config.device)
-    rank, ranks = join(device)
-    folder, lock = output_folder(config) if rank == 0 else ("", open(os.devnull))
-    folder = Path(gather(str(folder))[0])
-    with lock, closing(executor):  # at its end programs may be running, beside a step that was left
-        loop(Run(config, folder, device, rank, ranks))
+    folder = check_folder(config)
+    check_model(config.model)
+    ranks.join(device)
+    folder = Path(ranks.gather(str(folder))[0])
+    executor.self_check()
+    data = toy_data(config) if config.problems in toy.WORLDS else listed_data(config)
+    chosen = ", ".join(f"{flag(name)} {getattr(config, name)}" for name in FITTING)
+    print(
+        f"MURPHY on {config.problems}: credit {config.credit}, S={config.turns}, "
+        f"G={config.group_size}, seed {config.seed}, {device}, {ranks.count()} process(es), "
+        f"{len(data[1])} problems held out; output in {folder}\n"
+        f"settings that fit the {'model' if config.model else 'toy model'}: {chosen}",
+        flush=True,
+    )
+    state = State(config, folder, device, data)
+
+    lock = claim(folder) if ranks.rank() == 0 else nullcontext()
+    with lock, closing(executor), Signals() as signals:
+        if config.resume:
+            state.go_on()
+        write(folder / "settings.json", json.dumps(asdict(config), indent=1) + "\n")
+        try:
+            loop(state, signals)
+            finish(state)
+            signals.check()
+        except KeyboardInterrupt as signalled:
+            state.checkpoint()
+            print(
+                f"stopped after {state.step} of {config.steps} steps; to go on: python murphy.py "
+                f"--output {shlex.quote(str(folder))} --resume",
+                flush=True,
+            )
+            raise SystemExit(128 + signalled.args[0]) from None
     return folder
 
 
-def loop(run: "Run") -> None:
-    """All steps. A signal abandons what is sampled, executed or evaluated; what is learned is learned to the end."""
-    steps = run.config.steps
-    with Signals() as stop, tqdm(total=steps, initial=run.step, desc="MURPHY", unit="step", disable=run.rank > 0 or None) as bar:
-        try:
-            run.evaluate_and_save(stop, bar)
-            while run.step < steps:
-                trees = run.grow(stop)
-                kept = choose(trees, run.config)
-                line = run.learn(trees, kept)
-                run.report(trees, line, bar)
-                run.evaluate_and_save(stop, bar)
-        except KeyboardInterrupt as signalled:
-            run.stopped(*signalled.args)
-    if run.rank == 0:
-        run.finish()
-
-
-class Run:
-    """What the steps of a run share. Of `ranks` processes each grows, executes and learns its share of a step's trees, and
-    rank 0 writes."""
-
-    def __init__(self, config: Config, folder: Path, device: torch.device, rank: int, ranks: int) -> None:
-        """All as it is before the first step, or as the checkpoint that the run goes on from has it."""
-        self.config, self.folder, self.device, self.rank, self.ranks = config, folder, device, rank, ranks
-        print(f"MURPHY: {config.problems}, credit {config.credit}, S={config.turns}, G={config.group_size}, seed {config.seed}, "
-              f"on {device}{f' x {ranks}' if ranks > 1 else ''}; output in {folder}", flush=True)
-        self.problems_of, self.held_out = data(config)
-        seen = zlib.crc32(repr((self.problems_of(0), self.held_out)).encode("utf-8", "replace"))
-        self.fixed = asdict(config) | {"ranks": ranks, "data": seen}
-        self.versions = {"python": sys.version.split()[0], "torch": str(torch.__version__), "device": device.type,
-                         "transformers": transformers.__version__, "threads": torch.get_num_threads()}  # these order sums
-        found = gather(str(checkpoint(folder, config.resume) or "") if config.resume and rank == 0 else "")[0]
-        begin = {"step": 0, "evaluations": {}, "sizes": [0, 0]}
-        state = resume(Path(found), self.fixed, self.versions) if found else begin
-        self.step, self.evaluations = state["step"], state["evaluations"]  # evaluations by the number of steps made before
-        if rank == 0:  # what the run left after the checkpoint it goes on from is made again
-            for path in checkpoints(folder) if found else ():
-                if path.name > Path(found).name:
-                    shutil.rmtree(path.with_suffix(".aside"), ignore_errors=True)
-                    path.rename(path.with_suffix(".aside"))
-            for name, size in zip(LOGS, state["sizes"], strict=True):
-                with open(folder / name, "a") as log:
-                    log.truncate(size)
-            write(folder / "settings.json", [asdict(config)])
-        base = config.model or (toy.base_model(config.problems, config.seed, folder.parent) if rank == 0 else "")
-        self.model, self.tokenizer = load_model(gather(str(base))[0], device)
-        self.prepare_model()
-        self.reference = reference_model(self.model, config)  # the initial one, also where the run goes on from a checkpoint
-        self.optimizer = torch.optim.AdamW([p for p in self.model.parameters() if p.requires_grad], lr=config.learning_rate,
-                                           weight_decay=0.0)
-        if found:
-            self.restore(Path(found), state["optimizer"])
-        sampler = partial(make_sampler, self.model, self.tokenizer, max_new_tokens=config.max_new_tokens,
-                          token_budget=config.sample_tokens, enable_thinking=config.enable_thinking)
-        self.sample, self.eval_sample = sampler(temperature=config.temperature), sampler(temperature=config.eval_temperature)
-        self.execute = partial(executor.run_many, max_failures=config.feedback_tests, seconds=config.timeout,
-                               workers=max(1, (os.cpu_count() or 1) // ranks) if ranks > 1 else None)
-
-    def prepare_model(self) -> None:
-        if self.config.gradient_checkpointing:
-            recompute_layers(self.model)
-        if self.config.lora_rank:
-            from peft import LoraConfig, get_peft_model  # the user's to install: one option does not justify a dependency
-            torch.manual_seed(self.config.seed)
-            self.model = get_peft_model(self.model, LoraConfig(
-                r=self.config.lora_rank, lora_alpha=2 * self.config.lora_rank, target_modules="all-linear"))
-
-    def restore(self, path: Path, optimizer: dict) -> None:
-        if self.config.lora_rank:
-            self.model.load_adapter(path, "default", is_trainable=True)
-        else:
-            self.model.load_state_dict(load_model(str(path), self.device)[0].state_dict())
-        self.optimizer.load_state_dict(optimizer)
-
-    def evaluate_and_save(self, stop: "Signals", bar: tqdm) -> None:
-        """What is due between two steps."""
-        config, step = self.config, self.step
-        due = step in (0, config.steps) or config.eval_every and step % config.eval_every == 0
-        if due and step not in self.evaluations:
-            torch.manual_seed(config.seed + self.rank)
-            mine = self.held_out[self.rank::self.ranks]
-            rows = stop.unless(attempts, mine, self.eval_sample, self.execute, config.eval_iterations)
-            self.evaluations[step] = summarise(self.held_out, sum(gather(rows), []), config.eval_iterations)
-            bar.write(f"step {step}: " + "  ".join(
-                f"Iter-{k} {100 * score['value']:.1f}%" for k, score in enumerate(self.evaluations[step]["Iter-k"]["all"], 1)))
-        if step == config.steps or config.save_every and step and (due or step % config.save_every == 0):
-            self.save()
-
-    def save(self) -> None:
-        if self.rank == 0:
-            for name in LOGS:
-                seal(self.folder / name)
-            save(self.folder, {"step": self.step, "evaluations": self.evaluations, "config": self.fixed, "versions": self.versions,
-                               "sizes": [(self.folder / name).stat().st_size for name in LOGS],
-                               "optimizer": self.optimizer.state_dict()}, (self.model, self.tokenizer))
-
-    def grow(self, stop: "Signals") -> list[Node]:
-        """The trees of a step: sample, execute, refine.
-
-        All that is random in a step is drawn from its seed: a checkpoint holds every random state by holding the step, a step
-        that was abandoned begins from it again, and an evaluation in between changes nothing.
-        """
-        torch.manual_seed(zlib.crc32(f"{self.config.seed} {self.step} {self.rank}".encode()))
-        self.seconds = {"sampling": 0.0, "executing": 0.0, "updating": 0.0}
-        with timed(self.seconds, "executing"):
-            self.mine = stop.unless(
-                partial(build_trees, overlap=True), self.problems_of(self.step)[self.rank::self.ranks],
-                timed(self.seconds, "sampling")(self.sample), self.execute, self.config.turns, self.config.group_size)
-        self.seconds["executing"] -= self.seconds["sampling"]  # what was not done beside it
-        shares = gather([to_dict(tree, ids=True) for tree in self.mine])  # of all ranks; this one's own stay as they are
-        return [tree for rank, share in enumerate(shares)
-                for tree in (self.mine if rank == self.rank else map(from_dict, share))]
-
-    def learn(self, trees: list[Node], kept: list[Node]) -> dict[str, Any]:
-        """Optimise what is kept; returns the step's line of metrics.jsonl."""
-        config, step = self.config, self.step
-        rate = config.learning_rate * min((step + 1) / max(config.warmup, 1), 1 - 0.8 * step / config.steps)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        try:
-            with timed(self.seconds, "updating"):
-                stats = update(self.model, self.optimizer, kept, config, self.reference,
-                               {id(node) for tree in self.mine for node in walk(tree)})
-        except FloatingPointError as error:
-            write(self.folder / "nonfinite.json", [to_dict(tree, ids=True) for tree in trees])
-            raise ValueError(f"step {step}: {error}; its trees are in {self.folder / 'nonfinite.json'}") from error
-        return {"step": step, **describe(trees, kept, config.turns), **stats, "lr": rate, **self.seconds}
-
-    def report(self, trees: list[Node], line: dict[str, Any], bar: tqdm) -> None:
-        """Write and say what a step was, and count it: from here on it is made."""
-        config = self.config
-        self.log("metrics.jsonl", [line])
-        if config.log_trees_every and self.step % config.log_trees_every == 0:
-            self.log("trees.jsonl", [{"step": self.step} | to_dict(tree) for tree in trees])
-        if (line["truncated"] or 0) > 0.5:
-            warnings.warn("more than half of a step's completions found no end within --max-new-tokens "
-                          f"{config.max_new_tokens}: what is cut seldom passes, and then nothing can be learned")
-        self.step += 1
-        rewards = [line[f"reward_{turn}"] for turn in range(1, config.turns + 1)]
-        news = "reward by turn " + " ".join(f"{reward:.2f}" for reward in rewards if reward is not None)
-        bar.set_postfix_str(news, refresh=False)
-        bar.update()
-        if bar.disable and self.step % 10 == 0:
-            print(f"step {self.step}/{config.steps}: {news}, {sum(self.seconds.values()):.1f} s a step", flush=True)
-
-    def log(self, name: str, lines: list[dict]) -> None:
-        if self.rank == 0:
-            with open(self.folder / name, "a") as file:  # closed, and with that flushed, at each step
-                file.writelines(json.dumps(line) + "\n" for line in lines)
-
-    def stopped(self, number: int) -> None:
-        """Save, say how to go on, and leave: a signal came, and what was begun of a step is forgotten."""
-        self.save()
-        command = f"torchrun --nproc-per-node {self.ranks}" if self.ranks > 1 else "python"
-        print(f"stopped after {self.step} of {self.config.steps} steps. To go on: {command} murphy.py --output "
-              f"{shlex.quote(str(self.folder))} --resume", flush=True)
-        raise SystemExit(128 + number)
-
-    def finish(self) -> None:
-        """The model, the evaluations before and after, a tree in which feedback helped, the curves."""
-        steps = self.config.steps
-        try:
-            self.model.save_pretrained(self.folder)
-            self.tokenizer.save_pretrained(self.folder)
-        except Exception as error:  # as in `save`
-            raise OSError(f"the model could not be written into {self.folder} ({error}); the last checkpoint holds it: make room, "
-                          "then --resume") from error
-        write(self.folder / "evaluation.json", [self.evaluations])
-        example = None  # the last of those that were logged
-        for line in open(self.folder / "trees.jsonl"):
-            example = tree if helped(tree := from_dict(json.loads(line))) else example
-        if example:
-            print("\nA tree in which the feedback helped: the attempt failed, and its credit is what came of it.\n")
-            print(draw(example, width=3))
-        print(f"\nBefore ({len(self.held_out)} held-out problems, percent solved, 95% interval)\n{table(self.evaluations[0])}")
-        print(f"\nAfter {steps} steps\n{table(self.evaluations[steps])}")
-        if steps:
-            print("\n" + plot(self.folder))
-        print(f"\nThe model, metrics.jsonl, trees.jsonl, evaluation.json and curves.png are in {self.folder}")
-
-
-def output_folder(config: Config) -> tuple[Path, Any]:
-    """A folder of this run's own (the one asked for, if nothing is in it, or a new one under runs/), and the lock that
-    keeps other runs out of it until it is closed or its process is dead."""
-    name = f"runs/{Path(config.problems).stem}-{config.credit}-turns{config.turns}-seed{config.seed}"
-    free = (path for i in count() if not (path := Path(f"{name}-{i}" if i else name)).exists())
-    folder = Path(config.output) if config.output else next(free)
-    if config.resume and not (folder / "settings.json").exists():
-        raise ValueError(f"--resume needs the --output of a run to go on with: {config.output!r} has no settings.json")
-    folder.mkdir(parents=True, exist_ok=True)
-    lock = open(folder / "lock", "w")
+def main(arguments: list[str] | None = None) -> None:
+    """The command line: a sentence for every error, no traceback."""
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise ValueError(f"--output {folder}: another run is writing into it; name another folder") from None
-    if not config.resume and {path.name for path in folder.iterdir()} - {"lock"}:
-        raise ValueError(f"--output {folder} holds something already: name a new or empty folder, or go on with it by --resume")
-    return folder, lock
-
-
-LOGS = "metrics.jsonl", "trees.jsonl"
-HARMLESS = {"output", "resume", "plot", "device", "save_every", "eval_every", "log_trees_every"}  # may differ at a resume
-
-
-def save(folder: Path, state: dict, pretrained: tuple) -> None:
-    """Write checkpoints/step-N under another name, flush it to the disk, then rename it: what has the name is whole.
-
-    Kept are the newest two and the best: of those with an evaluation, the first that solved most within all iterations.
-    """
-    place = folder / "checkpoints" / f"step-{state['step']:06d}"
-    if place.exists():
-        return
-    unfinished = place.with_suffix(".unfinished")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    try:
-        for part in pretrained:
-            part.save_pretrained(unfinished)
-        torch.save(state, unfinished / "training.pt")
-        write(unfinished / "manifest.json", [{path.name: seal(path) for path in unfinished.iterdir()}])
-        seal(unfinished / "manifest.json")
-        flush(unfinished)  # the names of its files; after the rename, its own
-        unfinished.rename(place)
-        flush(place.parent)
-    except Exception as error:  # a full disk is an OSError, a RuntimeError or a SafetensorError: it depends on who was writing
-        shutil.rmtree(unfinished, ignore_errors=True)
-        raise OSError(f"{place} could not be written ({error}); the checkpoints before it stay good: --resume") from error
-    solved = {f"step-{step:06d}": summary["Iter-k"]["all"][-1]["value"] for step, summary in state["evaluations"].items()}
-    there = sorted(folder.glob("checkpoints/step-*[0-9]"))
-    for path in set(there) - {*there[-2:], max(there, key=lambda path: solved.get(path.name, -1.0))}:
-        shutil.rmtree(path)
-
-
-def flush(path: Path) -> None:
-    number = os.open(path, os.O_RDONLY)
-    os.fsync(number)
-    os.close(number)
-
-
-def seal(path: Path) -> str:
-    """Flush a file to the disk; returns its digest."""
-    flush(path)
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def damage(path: Path) -> str:
-    """What is wrong with a checkpoint, or "": every file is held against its digest."""
-    if path.suffix:
-        return "half-written"
-    try:
-        manifest = json.loads((path / "manifest.json").read_bytes())
-        return ", ".join(f"{name} is not what was written" for name in manifest if seal(path / name) != manifest[name])
-    except (OSError, ValueError) as error:
-        return f"{type(error).__name__}: {error}"
-
-
-def checkpoints(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.glob("checkpoints/step-*") if path.suffix != ".aside")
-
-
-def checkpoint(folder: Path, name: str) -> Path | None:
-    """The checkpoint to go on from: the newest good one ("latest"), or the one named; None if none was made so far."""
-    for path in (listed := checkpoints(folder)[::-1]):
-        why = damage(path) if name in ("latest", path.name) else f"{name} was asked for"
-        if not why:
-            return path
-        print(f"{path} is passed over: {why}", flush=True)
-    if name == "latest" and all(path.suffix for path in listed):
-        return None
-    raise ValueError(f"--resume {name}: {folder} has no such checkpoint that is good; start anew in another folder")
-
-
-def resume(path: Path, fixed: dict, versions: dict) -> dict:
-    """A checkpoint's state, if the settings of its run still stand and its logs are whole; else ValueError."""
-    state = torch.load(path / "training.pt", map_location="cpu", weights_only=True)
-    if changed := [f"{name} ({state['config'].get(name)!r} there, {fixed.get(name)!r} now)" for name in fixed | state["config"]
-                   if name not in HARMLESS and state["config"].get(name) != fixed.get(name)]:
-        raise ValueError(f"--resume: {path} was made with other settings: {', '.join(changed)}")
-    for name, size in zip(LOGS, state["sizes"], strict=True):
-        if os.path.getsize(path.parent.parent / name) < size:
-            raise ValueError(f"--resume: {path.parent.parent / name} has lost lines since {path} was made; an earlier checkpoint, "
-                             "named, may go on from what is left of it")
-    other = "" if state["versions"] == versions else f", made with {state['versions']}: not the same run bit for bit"
-    print(f"going on from {path}{other}", flush=True)
-    return state
-
-
-class Signals:
-    """Ctrl-C and SIGTERM while a run is in its loop: the first is seen to by `unless`, a second one leaves at once."""
-
-    number, abandoning = 0, False
-
-    def __enter__(self) -> "Signals":
-        self.before = {number: signal.signal(number, self.receive) for number in (signal.SIGINT, signal.SIGTERM)}
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        for number, handler in self.before.items():
-            signal.signal(number, handler)
-
-    def receive(self, number: int, _: Any) -> None:
-        if self.number:
-            raise SystemExit(128 + number)  # on its way out it passes `train`, which ends the executor's workers
-        self.number = number
-        os.write(2, b"\nstopping: the checkpoint is written first (once more: at once)\n")  # a print must not be entered twice
-        if self.abandoning:
-            raise KeyboardInterrupt
-
-    def unless(self, function: Callable, *args: Any) -> Any:
-        """function(*args), abandoned when a signal comes, or has come: then KeyboardInterrupt, on every rank."""
-        with suppress(KeyboardInterrupt):
-            self.abandoning = True
-            answer = None if self.number else function(*args)
-            self.abandoning = False
-        if number := max(gather(self.number)):
-            raise KeyboardInterrupt(number)
-        return answer
-
-
-def sum_gradients(model: Any) -> None:
-    """Make every gradient the sum over the ranks; a rank that had nothing to learn adds zeros."""
-    for p in model.parameters() if dist.is_initialized() else ():
-        if p.requires_grad:
-            p.grad = torch.zeros_like(p) if p.grad is None else p.grad
-            dist.all_reduce(p.grad)
-
-
-def helped(tree: Node) -> bool:
-    """Whether a failed first attempt was repaired and earned credit for it."""
-    return any(n.children and n.credit > n.reward and any(c.solved for c in n.children) for n in tree.children)
-
-
-def plot(folder: Path) -> str:
-    """Draw a run's curves into curves.png; returns them as a table, a line for each tenth of the steps."""
-    from matplotlib.figure import Figure  # not to be waited for by every run
-    lines = open(folder / "metrics.jsonl").readlines() if (folder / "metrics.jsonl").exists() else []
-    frame = pandas.DataFrame([json.loads(line) for line in lines if line.endswith("\n")])  # the last may be half-written
-    if frame.empty:
-        raise ValueError(f"{folder} holds no step of a run: metrics.jsonl is missing or empty")
-    panels = {title: [name for name in frame if name.startswith(start)] for title, start in {
-        "reward by turn": "reward_", "share solved by turn": "solved_", "groups with spread": "groups_with_spread",
-        "completion length, tokens": "completion_tokens", "share truncated": "truncated",
-        "seconds a step": ("sampling", "executing", "updating")}.items()}
-    tenth = -(-len(frame) // 10)
-    means = frame.astype(float).rolling(tenth, min_periods=1).mean().assign(step=frame["step"])
-    figure = Figure(figsize=(12, 6), layout="constrained")
-    for axes, (title, names) in zip(figure.subplots(2, 3).flat, panels.items(), strict=True):
-        means.plot(x="step", y=names, ax=axes, title=title)
-    figure.savefig(folder / "curves.png")
-    short = means[::-tenth][::-1][sum(panels.values(), ["step"])].round(3)
-    idle = (frame["optimizer_steps"] == 0).sum()
-    return (f"Curves are in {folder / 'curves.png'}; a line here is the mean of {tenth} of the steps\n"
-            + short.to_string(index=False)
-            + f"\nIn {idle} of {len(frame)} steps nothing could be learned: no group had any spread of credit." * bool(idle))
-
-
-def main() -> None:
-    sys.stdout.reconfigure(line_buffering=True)  # a log file has each line at once: kill -9 and SIGTERM flush nothing
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    parser = HfArgumentParser(Config, description=__doc__.split("\n")[0])
-    try:
-        given = parser.parse_args()  # no Config yet: what was given may only fit together with that run's settings
-        saved = Path(given.output) / "settings.json"
-        if given.resume and saved.exists():
-            old = json.loads(saved.read_bytes())
-            parser.set_defaults(**{name: old[name] for name in old if name not in ("output", "resume", "plot")})
-        (config,) = parser.parse_args_into_dataclasses()
-        print(plot(Path(config.plot))) if config.plot else train(config)
-    except (ValueError, OSError, RuntimeError, ImportError) as error:
+        given = parse(Config, arguments, __doc__)
+        saved = read_settings(given.get("output", "")) if given.get("resume") else {}
+        train(Config(**{**saved, **given}))
+    except (ValueError, OSError, RuntimeError, ArithmeticError) as error:
         sys.exit(f"murphy.py: {error}")
     except KeyboardInterrupt:
+        print("\nmurphy.py: stopped", file=sys.stderr)
         sys.exit(128 + signal.SIGINT)
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # from here on main answers
     main()

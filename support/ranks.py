@@ -1,9 +1,16 @@
-"""Several processes (torchrun): who am I, what do the others say.
+"""Several processes under torchrun: each grows and learns its share, on a shard of the model.
 
-One process: `join` answers (0, 1), `gather` a list of one, and nothing else of this file runs.
+    join, rank, count, gather     who am I, how many are we, what do the others say
+    share                         deal the attempts of an update, the same on every rank
+    shard, whole                  the model in pieces (FSDP2), and a tensor made whole again
+    sampling_copy, refresh        whole weights to sample with
+    training_state, restore       checkpoints that any number of ranks can read
+
+In one process `rank()` is 0, `gather` gives a list of one, and nothing of FSDP runs.
 Needs torch.
 """
 
+import copy
 import json
 import os
 import sys
@@ -12,25 +19,37 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint import state_dict as whole_state
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 
 PATIENCE = timedelta(minutes=30)  # a rank waits so long for the others, then it ends with an error
+FULL = whole_state.StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
 def join(device: torch.device) -> tuple[int, int]:
-    """This process's rank and the number of ranks: (0, 1) unless torchrun has started several.
+    """Meet the other processes if torchrun has started several; returns `rank()` and `count()`.
 
-    Rank 0 speaks for all: what the others print goes nowhere.
+    Rank 0 speaks for all: what the others print is lost.
     """
-    rank = int(os.environ.get("RANK", 0))
-    ranks = int(os.environ.get("WORLD_SIZE", 1))
-    if ranks > 1 and not dist.is_initialized():
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1 and not dist.is_initialized():
         if device.type == "cuda":
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, timeout=PATIENCE)
-        if rank > 0:
+        if rank() > 0:
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115  it stays open
-    return rank, ranks
+    return rank(), count()
+
+
+def rank() -> int:
+    """This process's number; rank 0 writes and speaks for all."""
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def count() -> int:
+    """How many processes there are."""
+    return dist.get_world_size() if dist.is_initialized() else 1
 
 
 def gather(value: Any) -> list:
@@ -38,13 +57,88 @@ def gather(value: Any) -> list:
 
     It travels as JSON in a tensor of bytes: a model's text never meets pickle.
     """
-    if not dist.is_initialized():
+    if count() == 1:
         return [value]
     text = json.dumps(value).encode("ascii")
     longest = torch.tensor(len(text))
     dist.all_reduce(longest, dist.ReduceOp.MAX)
     padded = text.ljust(int(longest))  # JSON may end with spaces
     mine = torch.frombuffer(bytearray(padded), dtype=torch.uint8)
-    texts = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    texts = [torch.empty_like(mine) for _ in range(count())]
     dist.all_gather(texts, mine)
     return [json.loads(text.numpy().tobytes()) for text in texts]
+
+
+def share(sizes: list, parts: int) -> list[tuple[list, list[int]]]:
+    """Deal what all ranks hold into `parts` random parts, the same on every rank.
+
+    sizes: a JSON value for each of this rank's items.
+    Returns for each part the values of all its items, and the places of this rank's own among them.
+    """
+    everyone = []
+    for owner, values in enumerate(gather(sizes)):
+        everyone += [(owner, place, value) for place, value in enumerate(values)]
+    order = gather(torch.randperm(len(everyone)).tolist())[0]  # rank 0 draws for all
+    dealt = []
+    for start in range(parts):
+        part = [everyone[i] for i in order[start::parts]]
+        own = [place for owner, place, _ in part if owner == rank()]
+        dealt.append(([value for _, _, value in part], own))
+    return dealt
+
+
+def shard(model: Any) -> Any:
+    """Split each layer, and what stands around them, over the ranks; in one process: nothing."""
+    if count() > 1:
+        layers = set(model._no_split_modules)
+        for module in model.modules():
+            if type(module).__name__ in layers:
+                fully_shard(module)
+        fully_shard(model)
+    return model
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor with what the other ranks hold of it."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def sampling_copy(model: Any) -> Any:
+    """The model that samples: made before `shard`, it needs no other rank for a token.
+
+    On CUDA it is bfloat16, of which a decode step reads half the bytes. On a CPU in one process it
+    is the model itself.
+    """
+    device = next(model.parameters()).device
+    if count() == 1 and device.type != "cuda":
+        return model
+    twin = copy.deepcopy(model).requires_grad_(False).eval()
+    if device.type == "cuda":
+        twin.set_attn_implementation("sdpa")  # FlexAttention is for packed rows
+        twin.to(torch.bfloat16)
+    return twin
+
+
+@torch.no_grad()
+def refresh(twin: Any, model: Any) -> None:
+    """Give the sampling copy the weights that the model has now."""
+    if twin is not model:
+        for old, new in zip(twin.parameters(), model.parameters(), strict=True):
+            old.copy_(whole(new))
+
+
+def training_state(model: Any, optimizer: Any) -> dict[str, Any]:
+    """Whole weights and optimizer state, on the CPU; on ranks above 0 both are empty."""
+    weights, moments = whole_state.get_state_dict(model, optimizer, options=FULL)
+    return {"model": weights, "optimizer": moments}
+
+
+def restore(model: Any, optimizer: Any, state: dict[str, Any]) -> None:
+    """Put back what `training_state` gave, also to another number of ranks."""
+    whole_state.set_state_dict(
+        model,
+        optimizer,
+        model_state_dict=state["model"],
+        optim_state_dict=state["optimizer"],
+        options=FULL,
+    )

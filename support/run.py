@@ -1,96 +1,24 @@
-"""What a long run needs besides the method: settings, files, its folder, a checkpoint, signals.
+"""What a long run needs besides the method: files, a folder of its own, a checkpoint, signals.
 
-    option, at_least, parse     a dataclass of settings becomes a command line
-    write, json_lines           files that are replaced in one step, never half-written
-    claim                       an output folder that belongs to one run at a time
-    save, load, cut_log         one checkpoint: a killed run goes on from it, bit for bit
-    Signals                     Ctrl-C and SIGTERM: finish what must be finished, leave the rest
+    write, json_lines          files that are replaced in one step, never half-written
+    check_folder, claim        an output folder that belongs to one run at a time
+    save, load, cut_log        one checkpoint: a killed run goes on from it, bit for bit
+    Signals                    Ctrl-C and SIGTERM: finish what must be finished, leave the rest
 
-In: a folder and what is to be kept. Out: files in that folder.
-Needs torch, and support/ranks.py for runs of several processes.
+Needs torch and support/ranks.py.
 """
 
-import argparse
 import fcntl
 import json
 import os
 import signal
-import types
 from collections.abc import Callable, Iterable
-from dataclasses import field, fields
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Any
 
 import torch
 
-from support.ranks import gather
-
-# Settings
-
-
-def option(default: Any, help: str, group: str = "options") -> Any:
-    """A field of a settings dataclass, with its help text and the heading it stands under."""
-    return field(default=default, metadata={"help": help, "group": group})
-
-
-def flag(name: str) -> str:
-    """The command-line name of a setting.
-
-    >>> flag("group_size")
-    '--group-size'
-    """
-    return "--" + name.replace("_", "-")
-
-
-def at_least(settings: Any, **least: float) -> None:
-    """Refuse settings below their least values, by the name of their option; None is fine."""
-    for name, low in least.items():
-        value = getattr(settings, name)
-        if value is not None and not value >= low:  # `not >=` refuses NaN, too
-            raise ValueError(f"{flag(name)} must be at least {low}, got {value}")
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> Any:
-        """One line in place of argparse's whole usage text."""
-        self.exit(2, f"{self.prog}: {message}. --help lists the options.\n")
-
-
-def parse(kind: type, arguments: list[str] | None, description: str) -> dict[str, Any]:
-    """The options that were given on the command line, and no others.
-
-    kind: a dataclass whose fields are `option`s. A wrong option ends the program with one line and
-    exit status 2. `kind(**parse(kind, None, ""))` makes the settings.
-    """
-    parser = _Parser(
-        description=description,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        argument_default=argparse.SUPPRESS,  # what was not given is not in the answer
-        allow_abbrev=False,
-    )
-    headings: dict[str, Any] = {}
-    for setting in fields(kind):
-        heading = setting.metadata["group"]
-        if heading not in headings:
-            headings[heading] = parser.add_argument_group(heading)
-        text = setting.metadata["help"].replace("%", "%%")
-        if setting.default not in (None, ""):
-            text += f" (default: {setting.default})"
-        how = _argument(setting.type)
-        headings[heading].add_argument(flag(setting.name), dest=setting.name, help=text, **how)
-    given = parser.parse_args(arguments)
-    return {s.name: getattr(given, s.name) for s in fields(kind) if hasattr(given, s.name)}
-
-
-def _argument(kind: Any) -> dict[str, Any]:
-    """How argparse reads a value of this type: int, float, str, bool, Literal, or `int | None`."""
-    if isinstance(kind, types.UnionType):
-        kind = get_args(kind)[0]  # `int | None`: None means that the option is not given
-    if kind is bool:
-        return {"action": argparse.BooleanOptionalAction}
-    if get_origin(kind) is Literal:
-        return {"choices": get_args(kind)}
-    return {"type": kind, "metavar": kind.__name__.upper()}
+from support import ranks
 
 
 # Files
@@ -123,21 +51,39 @@ def flush(file: Any) -> None:
 # The output folder
 
 
-def check_free(folder: Path) -> None:
-    """Raise ValueError if a new run cannot have this folder; nothing is made yet."""
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"--output {folder} is a file: name a new or an empty folder")
-    if folder.is_dir() and any(path.name != "lock" for path in folder.iterdir()):
+def check_folder(config: Any) -> Path:
+    """The run's output folder, which is not made yet. ValueError: this run cannot have it."""
+    if config.resume:
+        return Path(config.output)  # `read_settings` has found the run there
+    name = f"runs/{Path(config.problems).stem}-{config.credit}-seed{config.seed}"
+    folder, number = Path(config.output or name), 0
+    while not config.output and folder.exists():
+        number += 1
+        folder = Path(f"{name}-{number}")
+    if folder.exists() and (not folder.is_dir() or any(p.name != "lock" for p in folder.iterdir())):
         raise ValueError(
             f"--output {folder} holds something already: "
             "name a new or empty folder, or go on with its run by --resume"
         )
+    return folder
+
+
+def read_settings(output: str) -> dict[str, Any]:
+    """The settings of the run in a folder, for --resume. ValueError: there is none."""
+    path = Path(output) / "settings.json"
+    try:
+        settings = json.loads(path.read_text(encoding="ascii"))
+        return {name: value for name, value in settings.items() if name not in ("output", "resume")}
+    except (OSError, ValueError, AttributeError) as error:
+        raise ValueError(
+            f"--resume needs the --output of a run, but {path} cannot be read ({error})"
+        ) from error
 
 
 def claim(folder: Path) -> Any:
-    """Make the folder and lock it for this process: returns the open lock file.
+    """Make the folder and lock it for this process; returns the open lock file.
 
-    The lock ends with the process, however it dies. ValueError: another run holds it.
+    The lock ends with the process, however that dies. ValueError: another run holds it.
     """
     folder.mkdir(parents=True, exist_ok=True)
     lock = open(folder / "lock", "w")  # noqa: SIM115  it stays open as long as the run
@@ -190,9 +136,9 @@ def load(folder: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-        return {"step": int(state["step"]), **state}
-    except Exception as error:  # torch raises many kinds for a file that is not one of its own
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        return {**state, "step": int(state["step"])}
+    except Exception as error:  # torch raises many kinds for a file that is not its own
         reason = str(error).strip().partition("\n")[0][:200]
         raise ValueError(
             f"{path} cannot be read as a checkpoint ({type(error).__name__}: {reason}); "
@@ -203,7 +149,7 @@ def load(folder: Path) -> dict[str, Any] | None:
 def cut_log(path: Path, step: int) -> list[dict[str, Any]]:
     """Cut from a log of JSON lines what was made at `step` or later; returns the lines that stay.
 
-    A half-written last line goes, too: the run that resumes makes it again.
+    A half-written last line goes, too: the run that goes on makes it again.
     ValueError: a line before the last one is no JSON object with a step.
     """
     lines = path.read_text(encoding="ascii").splitlines() if path.exists() else []
@@ -270,6 +216,6 @@ class Signals:
 
     def check(self) -> None:
         """KeyboardInterrupt(number) on every rank if a signal came to any of them."""
-        number = max(gather(self.number))
+        number = max(ranks.gather(self.number))
         if number:
             raise KeyboardInterrupt(number)
