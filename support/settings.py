@@ -47,6 +47,7 @@ def parse(kind: type, arguments: list[str] | None, description: str) -> dict[str
     exit status 2.
     """
     parser = _Parser(
+        usage="%(prog)s [options]",
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         argument_default=argparse.SUPPRESS,  # what was not given is not in the answer
