@@ -9,9 +9,7 @@ It needs Python alone: copy the file into your project. `python tree.py` grows a
 `python tree.py runs/x/trees.jsonl` draws the trees of a run.
 """
 
-import argparse
 import ast
-import json
 import re
 import sys
 import warnings
@@ -170,8 +168,8 @@ TAG = r"[{.]*(?:[\w./-]+\.py|(?:i?python|pypy|py)[\d.]*(?: +[\d.]+)?)(?![\w-])" 
 REOPENING = re.compile(rf"{TAG}|[\w+#.-]+[ \t]*$", re.MULTILINE | re.IGNORECASE)
 OPENING = re.compile(  # a fence behind list marks, or behind text if at most a tag follows
     r"^(?:(?:[ \t]|(?:[-*+]|\d+[.)])[ \t])*|(?:[^`\n]|`{1,2}(?!`))*+(?=`+(?:python\b|\S*[ \t]*$)))"
-    rf"(?P<mark>```|~~~)[`~]*[ \t]*(?P<python>{TAG})?[ \t]*"
-    r"(?P<code>(?=(?:def|class|import|from) +\w|@\w|[\w, ]+ = |[\w.]+\())?(?P<rest>[^`\n]*)$",
+    rf"(?P<mark>```|~~~)[`~]*(?=[^`\n]*$)[ \t]*(?P<python>{TAG})?[ \t]*"
+    r"(?:(?=(?:def|class|import|from) +\w|@\w|[\w, ]+ = |[\w.]+\()|(?P<rest>.*)$)",  # code or rest
     re.MULTILINE | re.IGNORECASE,
 )
 WHOLE, TAGGED, UNTAGGED, OUTSIDE = 3, 2, 1, 0
@@ -180,11 +178,10 @@ WHOLE, TAGGED, UNTAGGED, OUTSIDE = 3, 2, 1, 0
 def extract_code(text: str, entry_point: str = "", thinking: bool = False) -> str:
     """The program in an answer, or "" if there is none (ours). Thoughts are left out.
 
-    Of all fenced blocks it is the one that defines the most of `entry_point` ("f", or "Solution.f"),
-    or, without a name, that reads input and prints. Of equal ones: a block tagged as Python, one
-    that parses, the last. A block without a tag, the text outside of fences and the whole answer
-    count only if they parse and do something of that. Blocks are not joined; an ipython tag is
-    Python's; a stub counts; code among prose or in [PYTHON] tags, without a fence, does not.
+    It is the block that defines most of `entry_point` ("f", "Solution.f") or, without a name, that
+    reads and prints. Of equals: one tagged as Python, one that parses, the last. Untagged blocks,
+    the text outside, and the whole answer must parse and do something of that. Blocks are not
+    joined, a stub is a definition, and unfenced code among prose or in [PYTHON] tags is not found.
     """
     text = re.sub(r"^([ \t]*)[\ufeff\u200b]+", r"\1", text.replace("\r\n", "\n"), flags=re.M)
     if re.search(r"^[ \t]*>.*(?:```|~~~)", text, re.MULTILINE):  # a fence in a quotation
@@ -192,9 +189,8 @@ def extract_code(text: str, entry_point: str = "", thinking: bool = False) -> st
     if thinking or text.lstrip().startswith("<think"):
         text = "".join(END_OF_THOUGHT.split(text, maxsplit=1)[1:])
     text = text.strip("\n")[-LONGEST:]
-    wanted = [READS, PRINTS]
-    if entry_point:
-        wanted = [DEFINES.format(re.escape(name)) for name in entry_point.split(".")]
+    names = entry_point.split(".") if entry_point else []
+    wanted = [DEFINES.format(re.escape(name)) for name in names] or [READS, PRINTS]
 
     programs = [(0, 0, False, 0, "")]
     for place, (kind, block) in enumerate([(WHOLE, text), *split_fences(text)]):
@@ -206,44 +202,41 @@ def extract_code(text: str, entry_point: str = "", thinking: bool = False) -> st
 
 
 def split_fences(text: str) -> list[tuple[int, str]]:
-    """The fenced blocks of an answer and the text outside, each with its kind."""
+    """The fenced blocks of an answer (100 at most) and the text outside, each with its kind."""
     blocks, outside, place = [], [], 0
-    while True:
+    for _ in range(100):
         opening = OPENING.search(text, place)
-        until = opening.start("mark") if opening else len(text)
-        *thoughts, between = END_OF_THOUGHT.split(text[place:until])
+        begin = opening.start("mark") if opening else len(text)
+        *thoughts, between = END_OF_THOUGHT.split(text[place:begin])
         if thoughts:
             blocks, outside = [], []
         outside.append(between)
         if opening is None:
             break
-        begin = opening.end() if opening["code"] is None else opening.end("code")
+        begin = opening.end()
         end, place = find_end(text, begin, opening["mark"])
         thoughts = list(END_OF_THOUGHT.finditer(text, begin, end))
-        if thoughts and not read(text[begin:end])[1]:  # the fence was opened in the thought
-            blocks, outside, place = [], [], thoughts[-1].end()
-        elif opening["python"]:
-            blocks.append((TAGGED, text[begin:end]))
-        elif opening["code"] is not None or not opening["rest"]:
-            blocks.append((UNTAGGED, text[begin:end]))
+        if thoughts and not read(text[begin:end])[1]:
+            place = thoughts[-1].start()  # the fence was opened in the thought
+        elif opening["python"] or not opening["rest"]:
+            blocks.append((TAGGED if opening["python"] else UNTAGGED, text[begin:end]))
     outside = "\n".join(outside)
     return [] if "<think" in outside else [*blocks, (OUTSIDE, outside)]
 
 
 def find_end(text: str, begin: int, mark: str) -> tuple[int, int]:
-    """Where a block's code ends, and where the text behind its closing fence begins.
+    """Where the code of a block ends, and where the text behind its closing fence begins.
 
-    The fence is the next on its own line, else the next of those outside of long strings, else
-    one behind code: the first of them up to which the block parses.
+    The fence is the next on its own line, the next such outside of long strings, or the next
+    behind code: the first of these up to which the block parses, else the first.
     """
-    line = rf"(?m:^)[ \t]*{mark}"
-    string = r'(?s:""".*?"""' r"|'''.*?''')"
-    spans = []
-    for code in (rf"(?s:.*?)(?={line})", rf"(?:{string}|(?!{line})(?s:.))*+", "(?s:.*?)"):
-        fence = re.compile(rf"{code}(?P<fence>[ \t]*{mark}[`~]*)").match(text, begin)
-        spans.append(fence.span("fence") if fence else (len(text), len(text)))
-    parsed = [span for span in spans if read(text[begin : span[0]])[1]]
-    end, behind = [*parsed, *spans][0]
+    fence = rf"^[ \t]*{mark}[`~]*"
+    in_string = r'""".*?"""' r"|'''.*?'''"
+    patterns = [rf".*?({fence}|\Z)", rf"(?:{in_string}|(?!{fence}).)*+({fence}|\Z)"]
+    patterns.append(rf".*?({mark}[`~]*|\Z)")
+    found = [re.compile(each, re.DOTALL | re.MULTILINE).match(text, begin) for each in patterns]
+    parsed = [match for match in found if read(text[begin : match.start(1)])[1]]
+    end, behind = [*parsed, *found][0].span(1)
     return (end, end) if REOPENING.match(text, behind) else (end, behind)
 
 
@@ -253,7 +246,7 @@ def read(block: str) -> tuple[str, bool]:
     lines = block.strip("\n").split("\n")
     indents = [len(line) - len(line.lstrip()) for line in lines if line.strip()]
     for width in (min(indents, default=0), *indents[:1]):  # a string may have lines further left
-        code = "\n".join(line[:width].lstrip() + line[width:] for line in lines)
+        code = "\n".join(line[:width].lstrip() + line[width:] for line in lines).rstrip()
         try:
             with warnings.catch_warnings(action="ignore"):
                 statements = ast.parse(code).body
@@ -261,123 +254,77 @@ def read(block: str) -> tuple[str, bool]:
             continue
         if not any(isinstance(node, ast.Return) for node in statements):  # else a function's body
             return code, True
-    return "\n".join(lines), False
+    return "\n".join(lines).rstrip(), False
 
 
 def draw(tree: Node, width: int | None = None) -> str:
-    """A tree as text: what each attempt earned, and below a repaired one the feedback on it.
+    """A tree as text: what each attempt earned, its program, and the feedback that was repaired.
 
     `width` shows at most that many of a group: first those with children, then the best.
     """
-    head = "turn  reward  credit  advantage"
-    name = "" if tree.problem is None else f" {tree.problem.id}"
-    return "\n".join([f"{head}   problem{name}", *draw_group(tree, len(head) * " ", "", width)])
+    head = "turn  reward  credit  advantage   "
+    name = tree.problem.id if tree.problem else ""
+    return "\n".join([f"{head}problem {name}", *draw_below(tree, len(head) * " ", "", width)])
 
 
-def draw_group(parent: Node, blank: str, indent: str, width: int | None) -> Iterator[str]:
+def draw_below(parent: Node, blank: str, indent: str, width: int | None) -> Iterator[str]:
     shown = parent.children
     if width:
         shown = sorted(shown, key=lambda node: (not node.children, -node.credit))[:width]
-    left_out = len(parent.children) - len(shown)
+    hidden = len(parent.children) - len(shown)
     for node in shown:
-        is_last = node is shown[-1] and not left_out
+        branch, deeper = ("`-- ", "    ") if node is shown[-1] and not hidden else ("|-- ", "|   ")
         numbers = f"{node.turn:4}  {node.reward:6.2f}  {node.credit:6.2f}  {node.advantage:+9.2f}"
-        yield f"{numbers}   {indent}{'`-- ' if is_last else '|-- '}{title(node)}"
-        deeper = indent + ("    " if is_last else "|   ")
+        yield f"{numbers}   {indent}{branch}{title(node)}"
         if node.children:
-            yield from (f"{blank}   {deeper}  {line}" for line in node.feedback.split("\n"))
-            yield from draw_group(node, blank, deeper, width)
-    if left_out:
-        yield f"{blank}   {indent}`-- and {left_out} more"
+            yield from (f"{blank}{indent}{deeper}  {line}" for line in node.feedback.split("\n"))
+            yield from draw_below(node, blank, indent + deeper, width)
+    if hidden:
+        yield f"{blank}{indent}`-- and {hidden} more"
 
 
 def title(node: Node) -> str:
-    """The first line of an attempt's program, and what else is to be known of the attempt."""
+    """The first line of an attempt's program, and what was special about the attempt."""
     first, *more = (node.code.strip() or "(no code)").split("\n")
-    notes = [f"and {len(more)} lines"] if more else []
-    notes += ["truncated"] if node.truncated else []
-    notes += [] if node.kept else ["pruned"]
-    notes += [f"not expanded: {node.unexpanded}"] if node.unexpanded else []
-    return first + (f"  ({', '.join(notes)})" if notes else "")
+    notes = {f"and {len(more)} lines": more, "truncated": node.truncated, "pruned": not node.kept}
+    notes[f"not expanded: {node.unexpanded}"] = node.unexpanded
+    said = ", ".join(note for note, holds in notes.items() if holds)
+    return f"{first}  ({said})" if said else first
 
 
 def to_dict(node: Node, ids: bool = False) -> dict:
-    """A tree as plain data for JSON. The ids are large and left out unless asked for."""
-    hidden = set() if ids else {"prompt_ids", "completion_ids"}
+    """A tree as plain data for JSON. The ids are many, and left out unless asked for."""
+    hidden = () if ids else ("prompt_ids", "completion_ids")
     plain = {f.name: getattr(node, f.name) for f in fields(Node) if f.name not in hidden}
-    plain["problem"] = None if node.problem is None else node.problem.id
+    plain["problem"] = node.problem.id if node.problem else None
     plain["tokens"] = len(node.completion_ids)
     return plain | {"children": [to_dict(child, ids) for child in node.children]}
 
 
-def from_dict(plain: dict) -> Node:
-    """The tree that `to_dict` wrote. Of its problem only the id is left."""
-    known = {f.name: plain[f.name] for f in fields(Node) if f.name in plain}
-    if known["problem"] is not None:
-        known["problem"] = SimpleNamespace(id=known["problem"])
-    return Node(**known | {"children": [from_dict(child) for child in plain["children"]]})
-
-
 def printable(line: str) -> str:
-    """A line in which whatever could steer a terminal is spelt out."""
+    """A line in which all that could steer a terminal is spelt out."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
 
 
-def load_trees(path: str, step: int | None = None) -> list[tuple[int, Node]]:
-    """The trees of a run's trees.jsonl, each with its step. ValueError: it is no such file."""
-    try:
-        with open(path, encoding="utf-8") as file:
-            trees = [(plain["step"], from_dict(plain)) for plain in map(json.loads, file)]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise ValueError(f"{path} is no trees.jsonl of murphy.py ({reason})") from error
-    found = [pair for pair in trees if step in (None, pair[0])]
-    if not found:
-        raise ValueError(f"{path} has no step {step}; it has {sorted({at for at, _ in trees})}")
-    return found
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Draw the trees of a run, or one that is made up.")
-    parser.add_argument("file", nargs="?", help="trees.jsonl of a run")
-    parser.add_argument("--step", type=int, help="only the trees of this step")
-    parser.add_argument("--width", type=int, help="at most so many attempts of a group")
-    options = parser.parse_args()
-    if options.file is None:
-        return print(draw(demonstrate()))
-    try:
-        trees = load_trees(options.file, options.step)
-    except ValueError as error:
-        sys.exit(f"tree.py: {error}")
-    for step, tree in trees:
-        lines = draw(tree, options.width).split("\n")
-        print(f"step {step}", *map(printable, lines), "", sep="\n")
-
-
 def demonstrate() -> Node:
-    """A tree that a script grows. Each program is really run on two tests: f(2) and f(3)."""
-    answers = iter(["x + 2", "x * 3", "x + 3", "x + 4", "x * 2", "x * 4"])
+    """A tree that a script grows. The two tests of a program are f(2) == 4 and f(3) == 6."""
+    rewards = {"x + 2": 0.5, "x * 3": 0.0, "x + 3": 0.5, "x + 4": 0.0, "x * 2": 1.0, "x * 4": 0.0}
+    feedback = {"x + 2": "f(3) returned 5, expected 6", "x * 3": "f(2) returned 6, expected 4"}
+    programs = iter(rewards)
 
     def sample(prompts: list[Messages], n: int) -> list[list[Completion]]:
         return [
-            [Completion(f"def f(x): return {next(answers)}") for _ in range(n)] for _ in prompts
+            [Completion(f"def f(x): return {next(programs)}") for _ in range(n)] for _ in prompts
         ]
 
     def execute(jobs: list) -> list[SimpleNamespace]:
-        return [run(code) for _, code in jobs]
-
-    def run(code: str) -> SimpleNamespace:
-        space = {}
-        exec(code, space)
-        wrong = [x for x in (2, 3) if space["f"](x) != 2 * x]
-        said = [f"f({x}) returned {space['f'](x)}, expected {2 * x}" for x in wrong]
-        return SimpleNamespace(
-            reward=1 - len(wrong) / 2, status="", public_passed=not wrong, feedback="; ".join(said)
-        )
+        returned = [code.removeprefix("def f(x): return ") for _, code in jobs]
+        verdicts = [{"reward": rewards[it], "feedback": feedback.get(it, "")} for it in returned]
+        return [SimpleNamespace(status="", public_passed=False, **verdict) for verdict in verdicts]
 
     problem = SimpleNamespace(id="f(x) is twice x", prompt="Write f(x), twice x.", entry_point="f")
     (tree,) = build_trees([problem], sample, execute, turns=2, group_size=2)
-    for group in reversed(groups(tree)):  # from the leaves up, as propagate.py does it
+    for group in reversed(groups(tree)):  # children before parents; propagate.py has other rules
         for node in group:
             node.credit = max([node.reward, *(child.credit for child in node.children)])
         credits = [node.credit for node in group]
@@ -387,4 +334,9 @@ def demonstrate() -> Node:
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:]:  # the trees.jsonl of a run
+        from support.page import draw_file
+
+        draw_file()
+    else:
+        print(draw(demonstrate()))
