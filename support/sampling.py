@@ -1,0 +1,255 @@
+"""Load a chat model and sample from it with Hugging Face `generate`.
+
+In: a model folder or Hugging Face id; prompts as chat messages.
+Out: `Completion`s. Their token ids are the sampled ones; text is never tokenised again.
+Sampled is what training scores: softmax(logits / temperature). Settings that a checkpoint brings
+along (top_k, repetition_penalty, ...) never act.
+Needs torch, transformers and tree.py. `python murphy.py` shows it at work.
+"""
+
+import inspect
+import os
+import warnings
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import KW_ONLY, dataclass
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, GenerationConfig
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+
+from tree import Completion, Messages
+
+SLICE = 32  # after so many tokens, the completions that have ended leave the batch
+OUT_OF_MEMORY = "out of memory while sampling: from here on a batch holds at most {} tokens"
+
+# The argument of `generate` that holds keys and values has a new name since transformers 5.
+NAMES = inspect.signature(transformers.GenerationMixin.prepare_inputs_for_generation).parameters
+CACHE = "cache" if "cache" in NAMES else "past_key_values"
+
+
+def pick_device(name: str = "auto") -> torch.device:
+    """The one place where a device is chosen: cuda, else mps, else cpu, unless named.
+
+    Raises ValueError if PyTorch cannot use the device.
+    """
+    if name == "auto":
+        return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+    try:
+        return torch.empty(1, device=name).device
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).split("\n")[0]
+        raise ValueError(f"device {name!r} cannot be used on this machine: {reason}") from error
+
+
+def autocast(device: torch.device) -> AbstractContextManager:
+    """The one place where a dtype is chosen: bfloat16 arithmetic on CUDA, float32 elsewhere.
+
+    The weights stay float32: in bfloat16 a weight of 0.02 does not notice an AdamW step of 1e-6.
+    """
+    if device.type == "cuda":
+        return torch.autocast("cuda", dtype=torch.bfloat16)
+    return nullcontext()
+
+
+def load_model(path: str, device: torch.device, attention: str = "sdpa") -> tuple[Any, Any]:
+    """Model (float32, eval mode) and tokenizer from a folder or a Hugging Face id.
+
+    Raises ValueError with one sentence if that fails or if there is no chat template.
+    """
+    owner, *rest = path.split("/")
+    local = owner in ("", ".", "..", "~") or len(rest) > 1 or (rest and os.path.isdir(owner))
+    if local and not os.path.isdir(path):
+        raise ValueError(f"cannot load a model from {path!r}: there is no such folder")
+    load = AutoModelForCausalLM.from_pretrained
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path)
+        model = load(path, dtype=torch.float32, attn_implementation=attention)
+    except Exception as error:  # a broken file can make transformers raise anything
+        reason = f"{type(error).__name__}: {str(error).strip()}".split("\n")[0]
+        raise ValueError(f"cannot load a model from {path!r} ({reason})") from error
+
+    if not tokenizer.chat_template:
+        raise ValueError(f"the tokenizer of {path!r} has no chat template: take a chat model")
+    end = turn_end(tokenizer)
+    if end and tokenizer.convert_tokens_to_ids(end) not in end_tokens(model, tokenizer):
+        warnings.warn(
+            f"the chat template of {path!r} ends an answer with {end!r}, which is no end token of "
+            "the generation config or the tokenizer: completions may never end",
+            stacklevel=2,
+        )
+    return model.to(device).eval(), tokenizer
+
+
+def special_tokens(tokenizer: Any) -> list[str]:
+    """What no text may smuggle in. Thinking tags may stay: templates look for them."""
+    tokens = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
+    return sorted(token for token in tokens - {"<think>", "</think>"} if len(token) > 1)
+
+
+def turn_end(tokenizer: Any) -> str:
+    """The special token that the chat template puts after an answer, or ""."""
+    messages = [{"role": role, "content": role.upper()} for role in ("user", "assistant", "user")]
+    behind = tokenizer.apply_chat_template(messages, tokenize=False).rpartition("ASSISTANT")[2]
+    found = [token for token in special_tokens(tokenizer) if token in behind]
+    return min(found, key=behind.index, default="")
+
+
+def end_tokens(model: Any, tokenizer: Any) -> list[int]:
+    """The ids that end a completion: the checkpoint's and the tokenizer's."""
+    own = model.generation_config.eos_token_id
+    ids = own if isinstance(own, list) else [own]
+    return sorted({tokenizer.eos_token_id, *ids} - {None})
+
+
+def encode(tokenizer: Any, messages: Messages, enable_thinking: bool = False) -> list[int]:
+    """Token ids of a prompt, with the mark that asks for an answer.
+
+    The template renders and tokenises in one go, so there is one BOS. A special token that is spelt
+    out in a message is broken by a space: text is data and must not end a turn.
+    """
+    for token in special_tokens(tokenizer):
+        broken = token[0] + " " + token[1:]
+        messages = [{**m, "content": m["content"].replace(token, broken)} for m in messages]
+    options = {"add_generation_prompt": True, "enable_thinking": enable_thinking}
+    return list(tokenizer.apply_chat_template(messages, return_dict=False, **options))
+
+
+@dataclass
+class Sampler:
+    """A `sample` for `build_trees`: n completions of each prompt.
+
+    Prompts of similar length make a batch: rows * (prompt + max_new_tokens) <= sample_tokens. A
+    batch that the device has no memory for is halved. Equal prompts of a batch are read once.
+    Temperature 0 takes the likeliest token. A seed repeats a run if the batches are the same.
+    """
+
+    model: Any
+    tokenizer: Any
+    _: KW_ONLY
+    max_new_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    sample_tokens: int = 32_768
+    enable_thinking: bool = False
+    halved: int = 0  # how often the memory was too small
+
+    def __post_init__(self) -> None:
+        self.ends = end_tokens(self.model, self.tokenizer)
+        pad = self.tokenizer.pad_token_id
+        self.pad = self.ends[0] if pad is None else pad
+        self.config = self.model.config.get_text_config()
+        self.context = getattr(self.config, "max_position_embeddings", None) or float("inf")
+        kinds = {type(layer) for layer in DynamicCache(config=self.config).layers}
+        self.sliceable = kinds <= {DynamicLayer, DynamicSlidingWindowLayer}  # no recurrent state
+
+        self.settings = {"top_k": 0, "eos_token_id": self.ends, "pad_token_id": self.pad}
+        self.settings["do_sample"] = self.temperature > 0
+        if self.temperature > 0:
+            self.settings |= {"temperature": self.temperature, "top_p": self.top_p}
+
+    def __call__(self, prompts: list[Messages], n: int) -> list[list[Completion] | None]:
+        """None where prompt and answer could exceed the context."""
+        encoded = [tuple(encode(self.tokenizer, p, self.enable_thinking)) for p in prompts]
+        rows = [ids for ids in encoded if len(ids) + self.max_new_tokens <= self.context] * n
+        rows.sort(key=lambda ids: (len(ids), ids), reverse=True)
+        found = defaultdict(list)
+        with only_our_settings(self.model), autocast(self.model.device), torch.no_grad():
+            while rows:
+                longest = len(rows[0]) + self.max_new_tokens
+                batch = rows[: max(1, self.sample_tokens // longest)]
+                try:
+                    sampled = self.sample_batch(batch)
+                except torch.OutOfMemoryError:
+                    if len(batch) == 1:
+                        raise
+                    self.halved += 1
+                    self.sample_tokens = len(batch) * longest // 2
+                    warnings.warn(OUT_OF_MEMORY.format(self.sample_tokens), stacklevel=2)
+                    continue  # all of the batch again: to keep what had ended favours short answers
+                for ids, tokens in zip(batch, sampled, strict=True):
+                    found[ids].append(self.completion(ids, tokens))
+                rows = rows[len(batch) :]
+        return [[found[ids].pop() for _ in range(n)] if ids in found else None for ids in encoded]
+
+    def sample_batch(self, prompts: list[tuple[int, ...]]) -> list[list[int]]:
+        """Sample one completion of each prompt, the longest prompt first."""
+        cache = self.read(prompts)
+        width = len(prompts[0])
+        full = width + self.max_new_tokens
+        rows = [list(prompt) for prompt in prompts]
+        alive = rows  # those without an end token; what is sampled is added to them
+        while alive and width < full:
+            size = full - width if cache is None else min(SLICE, full - width)
+            ids, mask = self.left_pad(alive, width)
+            ids = self.model.generate(
+                input_ids=ids,
+                attention_mask=mask,
+                generation_config=GenerationConfig(**self.settings, max_new_tokens=size),
+                logits_processor=[refuse_non_finite],
+                **{CACHE: cache},
+            )
+            for row, tokens in zip(alive, ids[:, width:].tolist(), strict=True):
+                row += self.cut(tokens)
+            width += size
+            stay = [i for i, row in enumerate(alive) if row[-1] not in self.ends]
+            alive = [alive[i] for i in stay]
+            if cache is not None:
+                cache.batch_select_indices(torch.tensor(stay, dtype=torch.long, device=ids.device))
+        return [row[len(prompt) :] for row, prompt in zip(rows, prompts, strict=True)]
+
+    def read(self, prompts: list[tuple[int, ...]]) -> DynamicCache | None:
+        """Keys and values of all but the last token; None for a model that keeps something else."""
+        if not self.sliceable or len(prompts[0]) == 1:
+            return None
+        distinct = list(dict.fromkeys(prompts))
+        ids, mask = self.left_pad(distinct, len(prompts[0]))[:, :, :-1]
+        positions = (mask.cumsum(1) - 1).clamp(min=0)
+        cache = DynamicCache(config=self.config)
+        options = {CACHE: cache, "logits_to_keep": 1}
+        self.model(ids, attention_mask=mask, position_ids=positions, **options)
+        copies = [distinct.index(prompt) for prompt in prompts]
+        cache.batch_select_indices(torch.tensor(copies, device=ids.device))
+        return cache
+
+    def left_pad(self, rows: list, width: int) -> torch.Tensor:
+        """Token ids and attention mask (2, rows, width)."""
+        ids = [[self.pad] * (width - len(row)) + list(row) for row in rows]
+        mask = [[0] * (width - len(row)) + [1] * len(row) for row in rows]
+        return torch.tensor([ids, mask], device=self.model.device)
+
+    def cut(self, tokens: list[int]) -> list[int]:
+        """Up to the first end token; what follows it is padding."""
+        ends = [place + 1 for place, token in enumerate(tokens) if token in self.ends]
+        return tokens[: min(ends, default=len(tokens))]
+
+    def completion(self, prompt: tuple[int, ...], ids: list[int]) -> Completion:
+        """Only end and padding tokens are left out of the text: others may mark a thought."""
+        kept = [token for token in ids if token not in (*self.ends, self.pad)]
+        text = self.tokenizer.decode(kept, clean_up_tokenization_spaces=False)
+        truncated = ids[-1] not in self.ends
+        thinking = self.tokenizer.decode(prompt[-16:]).rstrip().endswith("<think>")
+        return Completion(text, list(prompt), ids, truncated, thinking=thinking)
+
+
+def refuse_non_finite(_: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+    if not logits.amax(-1).isfinite().all():
+        raise ValueError("the model's logits are not finite: nothing can be sampled from it")
+    return logits
+
+
+@contextmanager
+def only_our_settings(model: Any) -> Iterator[None]:
+    """For a while, the model has no dropout, and no settings that `generate` could take over."""
+    plain = model.get_base_model() if hasattr(model, "get_base_model") else model  # below LoRA
+    training, own = model.training, plain.generation_config
+    model.eval()
+    plain.generation_config = GenerationConfig()
+    try:
+        yield
+    finally:
+        model.train(training)
+        plain.generation_config = own
