@@ -24,6 +24,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from tree import Completion, Messages
 
 SLICE = 32  # after so many tokens, the completions that have ended leave the batch
+OUT_OF_MEMORY = "out of memory while sampling: from here on a batch holds at most {} tokens"
 
 # The argument of `generate` that holds keys and values has a new name since transformers 5.
 NAMES = inspect.signature(transformers.GenerationMixin.prepare_inputs_for_generation).parameters
@@ -47,20 +48,11 @@ def pick_device(name: str = "auto") -> torch.device:
 def autocast(device: torch.device) -> AbstractContextManager:
     """The one place where a dtype is chosen: bfloat16 arithmetic on CUDA, float32 elsewhere.
 
-    The weights stay float32. Near 0.02, neighbouring bfloat16 numbers are 1e-4 apart, and an AdamW
-    step of 1e-6 would be lost.
+    The weights stay float32: in bfloat16 a weight of 0.02 does not notice an AdamW step of 1e-6.
     """
     if device.type == "cuda":
         return torch.autocast("cuda", dtype=torch.bfloat16)
     return nullcontext()
-
-
-def check_model(path: str) -> None:
-    """ValueError if a path that can only be a folder is none; a hub would be asked for it in vain."""
-    owner, *rest = path.split("/")
-    local = owner in (".", "..", "~") or len(rest) > 1 or (rest and os.path.isdir(owner))
-    if local and not os.path.isdir(path):
-        raise ValueError(f"cannot load a model from {path!r}: there is no such folder")
 
 
 def load_model(path: str, device: torch.device, attention: str = "sdpa") -> tuple[Any, Any]:
@@ -68,13 +60,16 @@ def load_model(path: str, device: torch.device, attention: str = "sdpa") -> tupl
 
     Raises ValueError with one sentence if that fails or if there is no chat template.
     """
-    check_model(path)
-    options = {"dtype": torch.float32, "attn_implementation": attention}
+    owner, *rest = path.split("/")
+    local = owner in ("", ".", "..", "~") or len(rest) > 1 or (rest and os.path.isdir(owner))
+    if local and not os.path.isdir(path):
+        raise ValueError(f"cannot load a model from {path!r}: there is no such folder")
+    load = AutoModelForCausalLM.from_pretrained
     try:
         tokenizer = AutoTokenizer.from_pretrained(path)
-        model = AutoModelForCausalLM.from_pretrained(path, **options)
+        model = load(path, dtype=torch.float32, attn_implementation=attention)
     except Exception as error:  # a broken file can make transformers raise anything
-        reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
+        reason = f"{type(error).__name__}: {str(error).strip()}".split("\n")[0]
         raise ValueError(f"cannot load a model from {path!r} ({reason})") from error
 
     if not tokenizer.chat_template:
@@ -90,8 +85,9 @@ def load_model(path: str, device: torch.device, attention: str = "sdpa") -> tupl
 
 
 def special_tokens(tokenizer: Any) -> list[str]:
-    tokens = tokenizer.added_tokens_decoder.values()
-    return [str(token) for token in tokens if token.special and len(str(token)) > 1]
+    """What no text may smuggle in. Thinking tags may stay: templates look for them."""
+    tokens = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
+    return sorted(token for token in tokens - {"<think>", "</think>"} if len(token) > 1)
 
 
 def turn_end(tokenizer: Any) -> str:
@@ -104,8 +100,8 @@ def turn_end(tokenizer: Any) -> str:
 
 def end_tokens(model: Any, tokenizer: Any) -> list[int]:
     """The ids that end a completion: the checkpoint's and the tokenizer's."""
-    ids = model.generation_config.eos_token_id
-    ids = ids if isinstance(ids, list) else [ids]
+    own = model.generation_config.eos_token_id
+    ids = own if isinstance(own, list) else [own]
     return sorted({tokenizer.eos_token_id, *ids} - {None})
 
 
@@ -170,21 +166,14 @@ class Sampler:
                 except torch.OutOfMemoryError:
                     if len(batch) == 1:
                         raise
-                    self.halve(len(batch) * longest)
+                    self.halved += 1
+                    self.sample_tokens = len(batch) * longest // 2
+                    warnings.warn(OUT_OF_MEMORY.format(self.sample_tokens), stacklevel=2)
                     continue  # all of the batch again: to keep what had ended favours short answers
                 for ids, tokens in zip(batch, sampled, strict=True):
                     found[ids].append(self.completion(ids, tokens))
                 rows = rows[len(batch) :]
         return [[found[ids].pop() for _ in range(n)] if ids in found else None for ids in encoded]
-
-    def halve(self, tokens: int) -> None:
-        self.halved += 1
-        self.sample_tokens = tokens // 2
-        warnings.warn(
-            f"out of memory while sampling: from here on a batch holds {self.sample_tokens} tokens "
-            f"at most, prompts included (halved {self.halved} times so far)",
-            stacklevel=3,
-        )
 
     def sample_batch(self, prompts: list[tuple[int, ...]]) -> list[list[int]]:
         """Sample one completion of each prompt, the longest prompt first."""
@@ -217,12 +206,11 @@ class Sampler:
         if not self.sliceable or len(prompts[0]) == 1:
             return None
         distinct = list(dict.fromkeys(prompts))
-        ids, mask = self.left_pad(distinct, len(prompts[0]))
+        ids, mask = self.left_pad(distinct, len(prompts[0]))[:, :, :-1]
         positions = (mask.cumsum(1) - 1).clamp(min=0)
-        inputs = {"input_ids": ids, "attention_mask": mask, "position_ids": positions}
-        inputs = {name: part[:, :-1] for name, part in inputs.items()}
         cache = DynamicCache(config=self.config)
-        self.model(**inputs, **{CACHE: cache}, logits_to_keep=1)
+        options = {CACHE: cache, "logits_to_keep": 1}
+        self.model(ids, attention_mask=mask, position_ids=positions, **options)
         copies = [distinct.index(prompt) for prompt in prompts]
         cache.batch_select_indices(torch.tensor(copies, device=ids.device))
         return cache
@@ -255,10 +243,7 @@ def refuse_non_finite(_: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
 
 @contextmanager
 def only_our_settings(model: Any) -> Iterator[None]:
-    """For a while, the model has no dropout and no settings of its own (D01).
-
-    `generate` takes each unset field from the model's, and some have no value that says "off".
-    """
+    """For a while, the model has no dropout, and no settings that `generate` could take over."""
     plain = model.get_base_model() if hasattr(model, "get_base_model") else model  # below LoRA
     training, own = model.training, plain.generation_config
     model.eval()
