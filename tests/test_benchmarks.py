@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.test_problems import naive, write
 
 from support import benchmarks
 from support.benchmarks import docstring_examples, private_tests
 from support.problems import load_problems
+from tests.test_problems import naive, write
 
 HUMANEVAL = {
     "task_id": "HumanEval/900",
