@@ -1,4 +1,4 @@
-"""What support/benchmarks.py promises: public and hidden tests apart, no field ignored, no pickle run."""
+"""What support/benchmarks.py promises: hidden tests stay hidden, no field ignored, no pickle run."""
 
 import ast
 import base64
@@ -19,27 +19,30 @@ from tests.test_problems import naive, write
 
 HUMANEVAL = {
     "task_id": "HumanEval/900",
-    "prompt": "from typing import List\n\ndef half(x: int) -> int:\n"
-    '    """Half of x, rounded down."""\n    return x // 2\n\n'
-    'def halves(xs: List[int]) -> List[int]:\n    """Halve every number.\n'
-    "    >>> halves([2, 5])\n    [1, 2]\n    >>> halves([1])\n    [7]\n"
-    '    """\n    import math\n',
+    "prompt": """from typing import List
+
+def half(x: int) -> int:
+    '''Half of x, rounded down.'''
+    return x // 2
+
+def halves(xs: List[int]) -> List[int]:
+    '''Halve every number.
+    >>> halves([2, 5])
+    [1, 2]
+    >>> halves([1])
+    [7]
+    '''
+    import math
+""",
     "canonical_solution": "    return [half(x) for x in xs]\n",
     "entry_point": "halves",
-    "test": "def check(candidate):\n    assert candidate([4, 9]) == [2, 4]\n"
-    "    assert candidate([]) == []\n",
+    "test": "def check(candidate):\n    assert candidate([4, 9]) == [2, 4]\n",
 }
 MBPP = {
     "task_id": 601,
     "text": "Write a function to double a number.",
     "code": "def helper(x):\r\n    return 2 * x\r\ndef twice(x):\r\n    return helper(x)",
-    "test_setup_code": "",
-    "test_list": [
-        "assert int(twice(2)) == 4",
-        "assert twice(-3) == -6",
-        "assert twice(1000) == 2000",
-    ],
-    "challenge_test_list": [],
+    "test_list": ["assert int(twice(2)) == 4", "assert twice(-3) == -6"],
 }
 PLUS = """import math
 
@@ -53,20 +56,15 @@ for i, (inp, exp) in enumerate(zip(inputs, results)):
 """
 STDIN = [{"input": f"{n}\n", "output": f"{n + 1}\n", "testtype": "stdin"} for n in (1, 41, 70001)]
 LIVE = {
-    "question_title": "Next",
     "question_content": "Print the number after n.",
-    "platform": "atcoder",
     "question_id": "abc999_a",
     "contest_date": "2025-01-04T00:00:00",
-    "starter_code": "",
     "difficulty": "easy",
     "public_test_cases": json.dumps(STDIN[:1]),
     "private_test_cases": json.dumps(STDIN[1:]),
-    "metadata": "{}",
 }
 KODCODE = {
     "question_id": "Prefill_1_I",
-    "style": "instruct",
     "question": "Write a function that adds two numbers.",
     "solution": "def add(a, b):\n    return a + b",
     "test": "from solution import add\n\ndef test_add():\n    assert add(40, 2) == 42\n",
@@ -87,7 +85,9 @@ def load(folder: Path, *rows: dict, **how) -> list:
 
 
 def test_humaneval_has_context_and_only_examples_that_the_reference_passes(tmp_path, capsys):
+    [unchecked] = load(tmp_path, HUMANEVAL)
     [problem] = load(tmp_path, HUMANEVAL, execute=naive)
+    assert unchecked.public_tests == []  # nothing has run the examples
     assert problem.public_tests == ["assert halves([2, 5]) == [1, 2]"]
     assert "assert halves([1]) == [7]" in capsys.readouterr().err
     assert problem.tests == [HUMANEVAL["test"]] and problem.entry_point == "halves"
@@ -98,45 +98,29 @@ def test_humaneval_has_context_and_only_examples_that_the_reference_passes(tmp_p
     assert "candidate" not in problem.prompt and "[4, 9]" not in problem.prompt
 
 
-def test_humaneval_examples_are_no_tests_while_nothing_has_run_them(tmp_path):
-    [problem] = load(tmp_path, HUMANEVAL)
-    assert problem.public_tests == []
-
-
 @pytest.mark.parametrize(
     ("docstring", "expected"),
     [
-        (">>> f(1)\n    2\n", ["f(1) == 2"]),
         (">>> f(0)\n\n    >>> f(1)\n    2", ["f(0) == None", "f(1) == 2"]),
         (">>> f(1) == 2\n", ["f(1) == 2"]),
         (">>> round(f(1), 2) # why\n    0.5\n", ["round(f(1), 2) == 0.5"]),
         (">>> f(1)\n    [1,\n     2]\n", ["f(1) == [1, 2]"]),
-        ("f(1) == 2\n f(3) = 4", ["f(1) == 2", "f(3) == 4"]),
-        ("f(1) => 2, f(2) ==> 3", ["f(1) == 2", "f(2) == 3"]),
+        ("f(1) => 2, f(2) ==> 3\n f(3) = 4", ["f(1) == 2", "f(2) == 3", "f(3) == 4"]),
         ("f([1, 2], 'a)') -> (1, 2)", ["f([1, 2], 'a)') == (1, 2)"]),
-        ("f(1) \u279e True", ["f(1) == True"]),
         ("f('Hi') returns 'Hi'. f(2) should return 3.", ["f('Hi') == 'Hi'", "f(2) == 3"]),
-        ("f(2) should return 16.", ["f(2) == 16"]),
         ("f(\"a.txt\") # => 'Yes' (it is valid)", ["f('a.txt') == 'Yes'"]),
         ("f([\n      [1],\n    ], 1) == [(0, 0)]", ["f([[1]], 1) == [(0, 0)]"]),
         (r">>> f('a\nb')" + "\n" + r"    'b\na'", [r"f('a\nb') == 'b\na'"]),
-        ("f(a) => False, f(n) == f(n - 1)", []),  # names, not values
+        ("f(a) => False, f(n) == f(n - 1), f(1", []),  # names, not values
         ("f(3) -> 19 - 5 = 14, f(2) = 1 + 1 = 2", []),  # a formula's first number is no result
-        ('f(["a"]) == ""aaaa"', []),
-        ("g(1) == 2, my.f(1) == 2, of(1) == 2", []),  # another function
-        ("call f(1", []),
+        ('f(["a"]) == ""aaaa". g(1) == 2, my.f(1) == 2, of(1) == 2', []),  # not f
         ("  >>> f(1)\n 2\n f(4) == 5", ["f(4) == 5"]),  # badly indented doctest
     ],
 )
 def test_docstring_notations(docstring, expected):
     prompt = f'def f(x):\n    """What f does.\n    {docstring}\n    """\n'
     assert docstring_examples(prompt, "f") == [f"assert {call}" for call in expected]
-
-
-def test_no_docstring_no_examples():
-    assert docstring_examples('def f(x):\n    import math\n    """f(1) == 2"""\n', "f") == []
-    with pytest.raises(ValueError, match="does not define g"):
-        docstring_examples("def f(x):\n    pass\n", "g")
+    assert docstring_examples("def f(x):\n    import math\n" + prompt[10:], "f") == []
 
 
 texts = st.text(st.characters(codec="ascii", exclude_characters='"\\'), max_size=5)
@@ -167,17 +151,20 @@ def test_mbpp_first_test_is_public_and_the_others_are_in_no_prompt(tmp_path):  #
     assert problem.id == "Mbpp/601" and problem.entry_point == "twice"  # inside int(...)
     assert problem.public_tests == MBPP["test_list"][:1] and problem.tests == MBPP["test_list"]
     assert MBPP["test_list"][0] in problem.prompt and "`twice`" in problem.prompt
-    assert not any(word in problem.prompt for word in ("-3", "1000", "helper"))
+    assert not any(word in problem.prompt for word in ("-3", "helper"))
     assert MBPP["text"] in problem.prompt and "\r" not in problem.reference
 
 
 def test_mbpp_plus_and_challenge_tests_count_and_stay_hidden(tmp_path):
-    row = MBPP | {"test": PLUS, "challenge_test_list": ["assert twice(50) == 100"]}
+    row = MBPP | {"test": PLUS, "prompt": "Write twice.", "test_imports": ["import math"]}
+    row["challenge_test_list"] = ["assert math.isclose(twice(50), 100)"]
+    del row["text"]  # the full set says text, the sanitized one prompt
     [problem] = load(tmp_path, row, execute=naive)  # of MBPP+ all rows are asked for
-    assert len(problem.tests) == 5 and problem.public_tests == MBPP["test_list"][:1]
+    assert len(problem.tests) == 4 and problem.public_tests == MBPP["test_list"][:1]
+    assert problem.context == "import math" and "Write twice." in problem.prompt
     assert "inputs" not in problem.prompt and "50" not in problem.prompt
     wrong = "def twice(x):\n    return 2 * x if x != 7 else 0"
-    assert naive([(problem, wrong)])[0].tests == [True] * 4 + [False]
+    assert naive([(problem, wrong)])[0].tests == [True] * 3 + [False]
 
 
 def test_mbpp_setup_code_runs_behind_the_answer_whose_class_it_uses(tmp_path):
@@ -191,16 +178,6 @@ def test_mbpp_setup_code_runs_behind_the_answer_whose_class_it_uses(tmp_path):
     assert problem.tests[1].endswith("other = Node(4)\nassert test_value(other) == 4")
     assert problem.entry_point == "test_value" and problem.context == ""
     assert "Node(3)" in problem.prompt and "`Node`" in problem.prompt
-
-
-def test_mbpp_sanitized_has_prompt_and_imports(tmp_path):
-    row = {key: value for key, value in MBPP.items() if key != "text"}
-    row |= {"prompt": "Write twice.", "test_imports": ["import math"]}
-    row["test_list"] = ["assert math.isclose(twice(1), 2)"]
-    path = write(tmp_path, [row], name="sanitized.json")
-    [problem] = load_problems(path, split="train", execute=naive, cache=None)
-    assert problem.context == "import math" and problem.entry_point == "twice"
-    assert "Write twice." in problem.prompt
 
 
 def test_mbpp_splits_go_by_id(tmp_path):
@@ -273,35 +250,29 @@ def test_a_pickle_that_names_code_runs_nothing_and_leaves_its_problem_out(tmp_pa
     assert canary.exists()  # the payload works where a pickle is trusted
     canary.unlink()
     assert [p.id for p in load(tmp_path, bad, LIVE, dropped=dropped)] == ["abc999_a"]
-    assert not canary.exists()
-    [(label, reason)] = dropped
-    assert label == "row 1 (evil)" and "expected one text" in reason
+    assert not canary.exists() and dropped[0][0] == "row 1 (evil)"
 
 
-@pytest.mark.parametrize(
-    ("private", "reason"),
-    [
-        ("", "cut short"),
-        ("[]", "0 private tests"),
-        ("not base64!", "base64"),
-        (base64.b64encode(b"not zlib").decode(), "decompressing"),
-        (packed(["a", "list"]), "expected one text"),
-        (packed("[{]"), "property name"),
-        (packed(json.dumps(STDIN))[:60], "cut short"),
-        (packed("[]" + " " * 5000), "larger than"),  # a bomb is bounded
-        (json.dumps([STDIN[0] | {"testtype": "functional"}]), "types"),
-        (json.dumps([{"input": "1"}]), "field 'testtype'"),
-        ("[" * 100_000, "recursion"),
-    ],
-)
-def test_undecodable_or_empty_tests_leave_the_problem_out(tmp_path, monkeypatch, private, reason):
-    monkeypatch.setattr(benchmarks, "MAX_BYTES", 1000)  # D27
+def test_undecodable_or_empty_tests_leave_the_problem_out(tmp_path, monkeypatch):  # D27
+    monkeypatch.setattr(benchmarks, "MAX_BYTES", 1000)
+    reasons = {
+        "": "cut short",
+        "[]": "0 private tests",
+        "not base64!": "base64",
+        base64.b64encode(b"not zlib").decode(): "decompressing",
+        packed(["a", "list"]): "expected one text",
+        packed("[{]"): "property name",
+        packed(json.dumps(STDIN))[:60]: "cut short",
+        packed("[]" + " " * 5000): "larger than",  # a bomb is bounded
+        json.dumps([STDIN[0] | {"testtype": "functional"}]): "types",
+        json.dumps([{"input": "1"}]): "field 'testtype'",
+        "[" * 100_000: "recursion",
+    }
+    rows = [LIVE | {"question_id": why, "private_test_cases": x} for x, why in reasons.items()]
     dropped = []
-    load(
-        tmp_path, LIVE, LIVE | {"question_id": "b", "private_test_cases": private}, dropped=dropped
-    )
-    [(label, why)] = dropped
-    assert label == "row 2 (b)" and reason in why
+    assert len(load(tmp_path, LIVE, *rows, dropped=dropped)) == 1
+    for (label, why), reason in zip(dropped, reasons.values(), strict=True):
+        assert f"({reason})" in label and reason in why
 
 
 def test_date_window_includes_its_ends_and_reads_datetimes(monkeypatch):
@@ -333,14 +304,6 @@ def test_kodcode_test_column_and_classes(tmp_path):
     [problem] = load(tmp_path, row, execute=naive)
     assert problem.tests == [test] and "`Stack`, `fill`" in problem.prompt
     assert "unused" not in problem.prompt and "```python\ndef fill(s):" in problem.prompt
-
-
-def test_tests_that_test_themselves_are_left_out(tmp_path):
-    own = KODCODE["solution"] + "\n\ndef test_add():\n    assert add(1, 1) == 2\n"
-    dropped = []
-    row = KODCODE | {"question_id": "own", "test": own}
-    assert len(load(tmp_path, row, KODCODE, execute=naive, dropped=dropped)) == 1
-    assert dropped == [("row 1 (own)", "the tests use nothing that the solution defines")]
 
 
 # All of them
@@ -411,34 +374,18 @@ def test_the_hub_out_of_reach_and_wrong_names_get_one_sentence(monkeypatch):
 DATA = Path(__file__).parents[2] / "shared" / "data"
 if DATA.is_dir():  # the sets themselves belong in no repository
 
-    @pytest.mark.parametrize(
-        ("file", "split", "count"),
-        [
-            ("HumanEval.jsonl.gz", None, 164),
-            ("mbpp.jsonl", "all", 974),
-            ("mbpp.jsonl", "test", 500),
-            ("sanitized-mbpp.json", "all", 427),
-            ("livecodebench_sample.jsonl", None, 5),
-            (
-                "kodcode_light_rl_format.jsonl",
-                None,
-                228,
-            ),  # four of 232 test a solution of their own
-        ],
-    )
-    def test_the_real_sets_load(file, split, count):
-        assert len(load_problems(DATA / file, split=split)) == count
-
-    def test_humaneval_has_138_problems_with_right_public_tests_under_the_executor():
+    def test_the_real_sets_load_and_their_references_score():
         from executor import run_many
 
-        problems = load_problems(DATA / "HumanEval.jsonl.gz", execute=run_many, cache=None)
-        assert len(problems) == 164 and sum(bool(p.public_tests) for p in problems) == 138
+        def count(file: str, **how) -> int:
+            return len(load_problems(DATA / file, **how))
 
-    def test_livecodebench_solutions_pass_under_the_executor():
-        from executor import run_many
-
+        assert count("mbpp.jsonl") == 500 and count("mbpp.jsonl", split="all") == 974
+        assert count("sanitized-mbpp.json", split="all") == 427
+        assert count("kodcode_light_rl_format.jsonl") == 228  # four of 232 test themselves
+        humaneval = load_problems(DATA / "HumanEval.jsonl.gz", execute=run_many, cache=None)
+        assert len(humaneval) == 164 and sum(bool(p.public_tests) for p in humaneval) == 138
         solutions = json.loads((DATA / "livecodebench_sample.SOLUTIONS.json").read_text())
-        problems = load_problems(DATA / "livecodebench_sample.jsonl")
-        results = run_many([(p, solutions[p.id]) for p in problems])
+        live = load_problems(DATA / "livecodebench_sample.jsonl")
+        results = run_many([(p, solutions[p.id]) for p in live])
         assert [result.reward for result in results] == [1] * 5
