@@ -16,6 +16,7 @@ import math
 import os
 import random
 import sys
+import warnings
 import zlib
 from collections import Counter
 from collections.abc import Callable
@@ -50,7 +51,7 @@ class Problem:
     difficulty: str | None = None
     reference: str | None = None  # a right program
     context: str = ""  # trusted code (imports, helpers) that runs before the program
-    timeout: float | None = None  # CPU seconds that a program gets at least; None: the run's
+    timeout: int | float | None = None  # CPU seconds that a program gets at least; None: the run's
 
 
 def load_problems(
@@ -92,7 +93,9 @@ def load_problems(
     if seed is not None:
         random.Random(seed).shuffle(order)
     make = own if form == "own" else partial(benchmarks.convert, form)
-    found, left_out, outside = _convert(rows, order, limit, wanted, make)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about escapes in the strings of a data set
+        found, left_out, outside = _convert(rows, order, limit, wanted, make)
     if execute is not None:
         found = _verified(found, execute, cache, left_out)
     elif form == "humaneval":  # some docstring examples are wrong, and nothing has run them
@@ -123,8 +126,8 @@ def _convert(rows: Any, order: list, limit: int | None, wanted: Callable, make: 
             break
         row, label = rows[i], f"row {i + 1}"
         try:
-            if not isinstance(row, dict):
-                raise ValueError(row if isinstance(row, ValueError) else "no JSON object")
+            if not isinstance(row, dict):  # read_rows gives a ValueError for a line it cannot read
+                raise row if isinstance(row, ValueError) else ValueError("not a JSON object")
             keys = [key for key in ("task_id", "question_id", "id") if key in row]
             label += "".join(f" ({row[key]})" for key in keys)
             if not wanted(row):
@@ -151,15 +154,12 @@ def own(row: dict) -> Problem:
     if unknown:
         raise ValueError(f"unknown field {', '.join(unknown)} (known: {', '.join(names)})")
     given = {name: value for name, value in row.items() if value is not None}
-    for name in ("id", "timeout"):
-        if isinstance(given.get(name), int):  # JSON writes an id 7 and a timeout 4
-            given[name] = {"id": str, "timeout": float}[name](given[name])
     return Problem(given.pop("id", ""), given.pop("prompt"), given.pop("tests"), **given)
 
 
 def check(problem: Problem) -> None:
     """Raise ValueError, in words, if a problem cannot be shown or scored."""
-    words = {str: "text", str | None: "text", list: "a list", float | None: "seconds"}
+    words = {str: "text", str | None: "text", list: "a list", int | float | None: "seconds"}
     for item in fields(problem):
         value = getattr(problem, item.name)
         if not isinstance(value, item.type):
@@ -303,7 +303,8 @@ def main(arguments: list[str] | None = None) -> int:
         results = run_many(jobs)
         for (problem, code), result in zip(jobs, results, strict=True):
             if code == problem.reference:
-                print(f"{problem.id}: reference {result.status}, {result.cpu_seconds:.2f} s of CPU")
+                share = f"{result.passed} of {result.total} tests"
+                print(f"{problem.id}: reference passes {share}, {result.cpu_seconds:.2f} s of CPU")
         return results
 
     try:
