@@ -194,17 +194,12 @@ def grouped(entries: dict[str, dict]) -> dict[str, list[dict]]:
 
 
 def count(rows: Rows) -> dict[str, int]:
-    """How many attempts there are, and what became of them; last, the executor's statuses.
-
-    "later": not the first of its chain; "repeated": a program that its chain has made before;
-    "public only": passed the public tests but not all.
-    """
+    """How many attempts there are, and what became of them; last, the executor's statuses."""
     made = [row for row in rows if row["turn"] > 0]
     programs = {(row["task_id"], row["sample"], row["code"] or row["text"]) for row in made}
     return {
         "attempts": len(made),
-        "later": sum(row["turn"] > 1 for row in made),
-        "repeated": len(made) - len(programs),
+        "repeated": len(made) - len(programs),  # the chain has made this program before
         "truncated": sum(row["truncated"] for row in made),
         "too long": sum(row["unexpanded"] == "too long" for row in rows),
         "public only": sum(row["public_passed"] and not row["solved"] for row in made),
@@ -243,14 +238,16 @@ class EvalConfig:
     model: str = option("", "folder made by save_pretrained, or a Hugging Face id", "model")
     enable_thinking: bool = option(False, "ask the chat template for thinking", "model")
     device: str = option("auto", "auto, cpu, cuda, mps", "model")
-    benchmark: str = option("doctest", "toy world, file, or name (README)", "problems")
+    benchmark: str = option(
+        "doctest", "doctest, cutoff, humaneval, mbpp, ... or a file", "problems"
+    )
     version: str | None = option(None, "LiveCodeBench: v6, or release_v6: all to v6", "problems")
     start_date: str | None = option(None, "LiveCodeBench: first contest date", "problems")
     end_date: str | None = option(None, "LiveCodeBench: last contest date, YYYY-MM-DD", "problems")
     limit: int | None = option(None, "the first so many (toy worlds: 200)", "problems")
     iterations: int = option(5, "attempts in a chain at most: the k of Iter-k", "sampling")
     samples: int = option(1, "independent chains per problem", "sampling")
-    control: bool = option(False, "as many attempts without feedback: pass@k", "sampling")
+    control: bool = option(False, "pass@k of as many attempts without feedback", "sampling")
     temperature: float | None = option(None, "0: greedy (toy worlds: 1; else: 0)", "sampling")
     top_p: float = option(1.0, "nucleus of the sampling; 1: all tokens", "sampling")
     max_new_tokens: int | None = option(None, "of an answer (toy: 16; else: 1024)", "sampling")
@@ -271,6 +268,8 @@ class EvalConfig:
             if getattr(self, name) is None:
                 setattr(self, name, value)
 
+        names = Path(self.model).name, Path(self.benchmark).stem
+        self.output = self.output or "runs/eval-{}-{}".format(*names)
         at_least(self, iterations=1, samples=1, max_new_tokens=1, sample_tokens=1, limit=1)
         at_least(self, feedback_tests=1, chunk=1, temperature=0, timeout=1e-3, top_p=1e-9)
         if not self.model:
@@ -292,45 +291,39 @@ def run(config: EvalConfig) -> None:
     number of processes (torchrun) changes the table.
     """
     rank, ranks = join(pick_device(config.device))
-    names = Path(config.model).name, Path(config.benchmark).stem
-    folder = Path(config.output or "runs/eval-{}-{}".format(*names))
+    folder = Path(config.output)
     settings = {k: v for k, v in asdict(config).items() if k not in ("device", "output")}
     check_folder(folder, settings)
     executor.self_check()
-    problems, left_out = find_problems(config)
+    problems = find_problems(config)
     model, sample, control = load_samplers(config, problems)
     # Another model, or other problems, may stand under the same name: some of all weights tell.
     weights = [w.flatten()[:: w.numel() // 64 + 1].tolist() for w in model.state_dict().values()]
-    settings |= {"weights": fingerprint(weights), "problems": fingerprint(problems)}
+    settings["weights"] = zlib.crc32(repr(weights).encode())
+    settings["problems"] = zlib.crc32(repr(problems).encode())
     check_folder(folder, settings)
 
-    chunks = [problems[i : i + config.chunk] for i in range(0, len(problems), config.chunk)]
-    finished = read_samples(folder / "samples.jsonl", chunks)
-    missing = gather([i for i in range(len(chunks)) if i not in finished])[0]  # rank 0's word
+    rows = read_samples(folder / "samples.jsonl")
+    done = gather(len({row["task_id"] for row in rows}))[0]  # as rank 0 read it
     if rank == 0:
         folder.mkdir(parents=True, exist_ok=True)
         write(folder / "settings.json", json.dumps(settings, indent=2) + "\n")
     print(", ".join(f"{name} {value}" for name, value in settings.items()), flush=True)
-    execute = partial(
-        executor.run_many, timeout=config.timeout, feedback_tests=config.feedback_tests
-    )
-    for first in range(0, len(missing), ranks):
-        dealt = missing[first : first + ranks]  # a chunk for each rank
-        mine: Rows = []
-        if rank < len(dealt):
-            torch.manual_seed(fingerprint((config.seed, dealt[rank])))
-            chunk = chunks[dealt[rank]]
-            mine = attempts(chunk, sample, execute, config.iterations, config.samples, control)
-        finished |= dict(zip(dealt, gather(mine), strict=False))
+    limits = {"timeout": config.timeout, "feedback_tests": config.feedback_tests}
+    execute = partial(executor.run_many, **limits)
+    for first in range(done, len(problems), ranks * config.chunk):
+        start = first + rank * config.chunk
+        torch.manual_seed(zlib.crc32(f"{config.seed} {start}".encode()))
+        chunk = problems[start : start + config.chunk]  # for some ranks, the last one is empty
+        mine = attempts(chunk, sample, execute, config.iterations, config.samples, control)
+        rows += [row for share in gather(mine) for row in share]
         if rank == 0:
-            rows = [row for i in sorted(finished) for row in finished[i]]
             write(folder / "samples.jsonl", json_lines(rows))  # whole chunks only
-        print(f"{sum(len(chunks[i]) for i in finished)} of {len(problems)} problems", flush=True)
+        done = min(first + ranks * config.chunk, len(problems))
+        print(f"{done} of {len(problems)} problems", flush=True)
 
     if rank == 0:
-        rows = [row for chunk in finished.values() for row in chunk]
-        summary = summarise(problems, rows, config.iterations)
-        summary |= {"settings": settings, "left out": left_out, "torch": torch.__version__}
+        summary = summarise(problems, rows, config.iterations) | {"settings": settings}
         write(folder / "result.json", json.dumps(summary, indent=2) + "\n")
         print(f"{table(summary)}\n{folder / 'result.json'}")
 
@@ -339,29 +332,26 @@ def check_folder(folder: Path, settings: dict[str, Any]) -> None:
     """ValueError unless the folder is new or empty, or holds a run with these settings."""
     if not folder.exists() or not any(folder.iterdir()):
         return
-    path = folder / "settings.json"
-    old = json.loads(path.read_text()) if path.exists() else {}
+    try:
+        old = dict(json.loads((folder / "settings.json").read_text()))
+    except (OSError, ValueError, TypeError):
+        old = {}  # another program's folder
     changed = [f"{k} ({old.get(k)} there, {v} now)" for k, v in settings.items() if old.get(k) != v]
     if changed:
         raise ValueError(f"{folder} has other settings: {', '.join(changed)}; name a new --output")
 
 
-def find_problems(config: EvalConfig) -> tuple[list[Problem], list]:
-    """The problems that the settings ask for, and (id, reason) of those that were left out."""
-    left_out: list = []
+def find_problems(config: EvalConfig) -> list[Problem]:
+    """The problems that the settings ask for; `load_problems` says which were left out, and why."""
     if config.benchmark in toy.WORLDS:
-        return distinct(toy.problems(config.benchmark, "test", config.limit)), left_out
+        return distinct(toy.problems(config.benchmark, "test", config.limit))
     names = ("limit", "version", "start_date", "end_date")
     options = {name: getattr(config, name) for name in names}
-    options |= {"execute": executor.run_many, "dropped": left_out}
-    return distinct(load_problems(config.benchmark, **options)), left_out
+    return distinct(load_problems(config.benchmark, **options, execute=executor.run_many))
 
 
 def load_samplers(config: EvalConfig, problems: list[Problem]) -> tuple:
-    """The model, what samples chains, and what samples the control or None.
-
-    ValueError: no model there, or no prompt fits its context.
-    """
+    """The model, what samples chains, and what samples the control, or None."""
     model, tokenizer = load_model(config.model, pick_device(config.device))
     names = ("max_new_tokens", "top_p", "sample_tokens", "enable_thinking")
     options = {name: getattr(config, name) for name in names}
@@ -375,21 +365,12 @@ def load_samplers(config: EvalConfig, problems: list[Problem]) -> tuple:
     return model, sample, control if config.control else None
 
 
-def fingerprint(value: Any) -> int:
-    return zlib.crc32(repr(value).encode("utf-8", "replace"))
-
-
-def read_samples(path: Path, chunks: list[list[Problem]]) -> dict[int, Rows]:
-    """The rows of finished chunks, by the chunk's number."""
-    number = {problem.id: i for i, chunk in enumerate(chunks) for problem in chunk}
-    finished: dict[int, Rows] = {}
-    for i, line in enumerate(path.read_text().splitlines() if path.exists() else [], 1):
-        try:
-            row = json.loads(line)
-            finished.setdefault(number[row["task_id"]], []).append(row)
-        except (ValueError, TypeError, KeyError):
-            raise ValueError(f"line {i} of {path} is damaged: name a new --output") from None
-    return finished
+def read_samples(path: Path) -> Rows:
+    try:
+        text = path.read_text() if path.exists() else ""
+        return [json.loads(line) for line in text.splitlines()]
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged ({error}): name a new --output") from None
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -36,7 +36,7 @@ def mcnemar(gained: int, lost: int) -> float:
 def compare(a: dict[str, Any], b: dict[str, Any]) -> list[dict[str, Any]]:
     """Iter-k of summary b minus that of a, paired by problem: a row per difficulty and k.
 
-    "low" and "high" are the bootstrap interval of the mean difference. "p" is None where a problem
+    "low" and "high" are the bootstrap interval of the mean difference. "p" is NaN where a problem
     has several chains: McNemar's test counts yes and no. ValueError: nothing can be paired.
     """
     common = [name for name in a["problems"] if name in b["problems"]]
@@ -53,7 +53,7 @@ def compare(a: dict[str, Any], b: dict[str, Any]) -> list[dict[str, Any]]:
             row |= {"A": before.mean(), "B": after.mean(), "B - A": (after - before).mean()}
             row["low"], row["high"] = bootstrap(after - before)
             row["gained"], row["lost"] = int(sum(after > before)), int(sum(after < before))
-            row["p"] = mcnemar(row["gained"], row["lost"]) if single else None
+            row["p"] = mcnemar(row["gained"], row["lost"]) if single else math.nan
             rows.append(row)
     return rows
 
@@ -63,10 +63,7 @@ def text(a: dict[str, Any], b: dict[str, Any]) -> str:
     rows = compare(a, b)
     lines = [list(rows[0])]
     for row in rows:
-        shares = [f"{row[name]:.4f}" for name in ("A", "B", "B - A", "low", "high")]
-        p = "" if row["p"] is None else f"{row['p']:.4f}"
-        counts = [str(row[name]) for name in ("problems", "n", "k", "gained", "lost")]
-        lines.append([*counts[:3], *shares, *counts[3:], p])
+        lines.append([f"{v:.4f}" if isinstance(v, float) else str(v) for v in row.values()])
     alone = [len(summary["problems"]) - rows[-1]["n"] for summary in (a, b)]
     return f"{align(lines)}\nleft out: {alone[0]} problems only in A, {alone[1]} only in B"
 
@@ -100,7 +97,8 @@ def main(arguments: list[str]) -> None:
         match arguments:
             case ["--export", ("human-eval" | "evalplus") as form, folder]:
                 result = json.loads(Path(folder, "result.json").read_text())
-                rows = [json.loads(line) for line in open(Path(folder, "samples.jsonl"))]
+                lines = Path(folder, "samples.jsonl").read_text().splitlines()
+                rows = [json.loads(line) for line in lines]
                 for k in range(1, result["iterations"] + 1):
                     path = Path(folder, f"{form}-{k}.jsonl")
                     print(f"{path}: {export(rows, result['problems'], form, k, path)} answers")
@@ -109,7 +107,7 @@ def main(arguments: list[str]) -> None:
             case _:
                 sys.exit(__doc__)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        sys.exit(f"{' '.join(arguments)}: not what evaluate.py writes ({error!r})")
+        sys.exit(f"compare.py {' '.join(arguments)}: {type(error).__name__}: {error}")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ import socket
 import subprocess
 import sys
 from collections import Counter
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -23,19 +22,14 @@ from hypothesis import strategies as st
 
 import evaluate
 import executor
-from evaluate import EvalConfig, attempts, bootstrap, iterate, pass_at_k, score, table, wilson
+from evaluate import attempts, bootstrap, iterate, pass_at_k, score, table, wilson
 from support import toy
 from support.problems import Problem
 from tree import Completion
 
 torch.set_num_threads(1)  # a model this small gains nothing from more
-WORTH = {  # answer: (reward, public_passed)
-    "right": (1.0, True),
-    "wrong": (0.0, False),
-    "wrong2": (0.5, False),
-    "overfit": (0.5, True),
-    "lucky": (1.0, False),
-}
+WORTH = {"right": (1.0, True), "wrong": (0.0, False), "wrong2": (0.5, False)}
+WORTH |= {"overfit": (0.5, True), "lucky": (1.0, False)}  # answer: (reward, public_passed)
 
 
 def problem(name, public=("t1",), difficulty=None):
@@ -44,13 +38,11 @@ def problem(name, public=("t1",), difficulty=None):
 
 def execute(jobs):
     results = []
-    for _, code in jobs:
-        word = code.strip()
-        reward, public_passed = WORTH[word]
+    for _, word in jobs:
+        reward, passed = WORTH[word]
         status = "passed" if reward == 1 else "failed"
-        feedback = f"{word} failed t1"
-        results.append(SimpleNamespace(reward=reward, status=status, feedback=feedback))
-        results[-1].public_passed = public_passed
+        told = {"status": status, "feedback": f"{word} failed t1", "public_passed": passed}
+        results.append(SimpleNamespace(reward=reward, **told))
     return results
 
 
@@ -138,50 +130,26 @@ def test_bootstrap_is_seeded_exact_where_nothing_varies_and_covers():
 
 
 def test_a_score_has_wilsons_interval_for_yes_and_no_else_the_bootstraps():
-    for few in ([1.0, 0.0, 0.0, 0.0], [0.0, 0.5, 1.0]):
-        low, high = wilson(1, 4) if len(few) == 4 else bootstrap(few)
-        assert score(few) == {"n": len(few), "value": np.mean(few), "low": low, "high": high}
+    assert list(score([1.0, 0.0]).values()) == [2, 0.5, *wilson(1, 2)]
+    assert list(score([0.5, 1.0]).values()) == [2, 0.75, *bootstrap([0.5, 1.0])]
 
 
 # Chains
 
 
-def test_a_chain_that_fails_twice_and_passes():  # D44
+def test_a_chain_ends_when_the_public_tests_pass_and_all_tests_give_the_verdict():  # D44
     seen = []
-    script = {"p": ["wrong", "wrong2", "right"]}
-    chains = iterate([problem("p")], scripted(script, seen), execute, 5)
-    assert [[node.code for node in chain] for chain in chains] == [["wrong", "wrong2", "right"]]
-    assert "wrong failed t1" in seen[1][-1]["content"]
-    assert "wrong2 failed t1" in seen[2][-1]["content"]
-    assert "wrong failed t1" in seen[2][2]["content"]
-    assert values(summary_of(script, 5)["Iter-k"]) == [0, 0, 1, 1, 1]
-
-
-def test_public_tests_end_a_chain_and_all_tests_give_the_verdict():  # D44
-    script = {"p": ["overfit", "right"], "q": ["wrong", "right"]}
-    chains = iterate([problem("p"), problem("q")], scripted(script), execute, 5)
-    assert [[node.code for node in c] for c in chains] == [["overfit"], ["wrong", "right"]]
+    script = {"p": ["wrong", "wrong2", "right"], "q": ["overfit", "right"], "r": ["right"]}
+    problems = [problem(name) for name in script]
+    chains = iterate(problems, scripted(script, seen), execute, 5)
+    assert [[node.code for node in c] for c in chains] == [script["p"], ["overfit"], ["right"]]
+    assert (
+        "wrong failed t1" in seen[3][-1]["content"] and "wrong failed t1" in seen[4][2]["content"]
+    )
+    assert "wrong2 failed t1" in seen[4][-1]["content"]
     summary = summary_of(script, 5)
-    assert values(summary["Iter-k"]) == [0, 0.5, 0.5, 0.5, 0.5]
+    assert values(summary["Iter-k"]) == [1 / 3, 1 / 3, 2 / 3, 2 / 3, 2 / 3]
     assert summary["chain"]["public only"] == 1
-
-
-def test_one_sample_call_and_one_execute_call_a_turn_for_all_problems():
-    sizes = {"sample": [], "execute": []}
-    script = scripted({"a": ["right"], "b": ["wrong", "right"], "c": ["wrong"]})
-
-    def sample(prompts, n):
-        sizes["sample"].append((len(prompts), n))
-        return script(prompts, n)
-
-    def run(jobs):
-        sizes["execute"].append(len(jobs))
-        return execute(jobs)
-
-    chains = iterate([problem(name) for name in "abc"], sample, run, 3)
-    assert [len(chain) for chain in chains] == [1, 2, 3]
-    # The program that c repeats is not run again.
-    assert sizes == {"sample": [(3, 1), (2, 1), (1, 1)], "execute": [3, 1]}
 
 
 def test_no_hidden_test_is_in_any_prompt():  # D44, with the real executor
@@ -201,36 +169,19 @@ def test_no_hidden_test_is_in_any_prompt():  # D44, with the real executor
     assert "76543" not in shown and "98765" not in shown
 
 
-def test_a_test_that_only_defines_check_is_called():  # D45, with the real executor
+def test_a_test_that_only_defines_check_is_called_and_code_is_kept_whole():  # D45, D46
     context = "from typing import List\n\ndef cube(x):\n    return x ** 3"
     test = "def check(candidate):\n    assert candidate(2) == 8\n"
     p = Problem("HumanEval/x", "Write f.", [test], [], "f", context=context)
-    answers = iter(f"def f(x: List) -> int:\n    return {value}" for value in ("7", "cube(x)"))
+    good = "def f(x: List) -> int:\n    s = '<|endoftext|>'\n    return cube(x) if x > 0 | 1 else s"
+    answers = iter([good.replace("cube(x)", "7"), good])
 
     def sample(prompts, n):
-        return [[Completion(next(answers))] for _ in prompts]
+        return [[Completion(f"```python\n{next(answers)}\n```")] for _ in prompts]
 
     (chain,) = iterate([p], sample, executor.run_many, 3)
     assert [node.solved for node in chain] == [False, True]  # the prompt's helper is there, too
-
-
-def test_a_problem_without_tests_is_never_counted_as_solved():  # D27, with the real executor
-    def sample(prompts, n):
-        return [[Completion("def f(): return 1")] for _ in prompts]
-
-    with pytest.raises(ValueError, match="'p' cannot be scored"):
-        evaluate.evaluate([Problem("p", "Write f.", [], [], "f")], sample, executor.run_many, 2)
-
-
-def test_code_is_kept_whole():  # D46: no stop words are searched for in it
-    code = "def f(a, b):\n    s = '<|endoftext|>'\n    return a > b | len(s)"
-    text = f"```python\n{code}\n```"
-
-    def sample(prompts, n):
-        return [[Completion(text)] for _ in prompts]
-
-    rows = attempts([problem("p")], sample, lambda jobs: execute([(0, "wrong")]), 1)
-    assert rows[0]["code"] == code and rows[0]["text"] == text
+    assert chain[-1].code == good
 
 
 WORDS = st.lists(st.sampled_from(list(WORTH)), min_size=4, max_size=4)
@@ -281,18 +232,11 @@ def test_counts_and_groups():
     groups = {name: scores[0]["n"] for name, scores in summary["Iter-k"].items()}
     assert groups == {"easy": 1, "medium": 1, "hard": 2, "all": 4}
     assert summary["feedback"] == {"public": 3, "oracle": 1}
-    expected = {"attempts": 6, "later": 3, "repeated": 1, "truncated": 0, "too long": 2}
+    expected = {"attempts": 6, "repeated": 1, "truncated": 0, "too long": 2}
     expected |= {"public only": 0, "tokens": 18, "passed": 2, "failed": 4}
     assert summary["chain"] == expected
     assert values(summary["Iter-k"])[2] == 0.25  # a prompt that is too long is an unsolved problem
     assert "feedback: public 3, oracle 1" in table(summary)
-
-
-def test_problems_with_one_id_are_kept_apart():
-    sample = scripted({"p": [["right"], ["wrong"]], "q": ["wrong"]})
-    summary = evaluate.evaluate([problem(name) for name in "ppq"], sample, execute, 1)
-    solved = {name: entry["chain"] for name, entry in summary["problems"].items()}
-    assert solved == {"p": [1], "p#2": [None], "q": [None]}
 
 
 def test_nothing_to_evaluate_is_refused():
@@ -322,7 +266,7 @@ def models(tmp_path_factory):
 
 
 def command(model, output, *more):
-    sizes = ["--limit", "7", "--iterations", "2", "--chunk", "2"]
+    sizes = ["--limit", "5", "--iterations", "2", "--chunk", "2"]
     return ["--model", str(model), "--output", str(output), *sizes, *map(str, more)]
 
 
@@ -344,11 +288,11 @@ def test_interrupted_and_shared_by_two_processes_is_one_whole_run(
     evaluate.main(command(models[0], tmp_path / "whole", *more))
     out = capsys.readouterr().out
     assert "temperature 1.0" in out and "max_new_tokens 16" in out and "feedback_tests 1" in out
-    assert "2 of 7 problems" in out and "7 of 7 problems" in out and "pass@k" in out
+    assert "2 of 5 problems" in out and "5 of 5 problems" in out and "pass@k" in out
     whole = files(tmp_path / "whole")
     assert set(whole) == {"settings.json", "samples.jsonl", "result.json"}
     result = json.loads(whole["result.json"])
-    assert result["chain"]["attempts"] >= 14 and result["control"]["attempts"] == 28
+    assert result["chain"]["attempts"] >= 10 and result["control"]["attempts"] == 20
     assert result["settings"] == json.loads(whole["settings.json"])
     assert b'\n  "iterations": 2,\n' in whole["result.json"]  # indented
 
@@ -357,11 +301,11 @@ def test_interrupted_and_shared_by_two_processes_is_one_whole_run(
     def interrupted(problems, *rest):
         calls.append([p.id for p in problems])
         if len(calls) == 2:
-            raise KeyboardInterrupt
+            raise SystemExit(130)  # Ctrl-C
         return attempts(problems, *rest)
 
     monkeypatch.setattr(evaluate, "attempts", interrupted)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(SystemExit, match="130"):
         evaluate.main(command(models[0], tmp_path / "parts", *more))
     rows = files(tmp_path / "parts")["samples.jsonl"]
     assert whole["samples.jsonl"].startswith(rows) and rows.count(b"\n") >= 12
@@ -371,34 +315,22 @@ def test_interrupted_and_shared_by_two_processes_is_one_whole_run(
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     arguments = command(models[0], tmp_path / "parts", *more)
-    torch.multiprocessing.spawn(rank_of_two, (port, arguments), nprocs=2)
+    executor.close()  # its workers are not for the children
+    start = torch.multiprocessing.start_processes
+    start(rank_of_two, (port, arguments), nprocs=2, start_method="fork")
     assert files(tmp_path / "parts") == whole
 
     evaluate.main(arguments)  # and one that is finished is only shown
     assert len(calls) == 2 and files(tmp_path / "parts") == whole
 
 
-STOPPED = """
-import os, runpy, signal, sys
-class Stop:
-    def find_spec(self, name, *_):
-        if name == "tree" and {at_import}: os.kill(os.getpid(), signal.SIGINT)
-sys.meta_path.insert(0, Stop())
-import executor
-executor.run_many = lambda *_, **__: os.kill(os.getpid(), signal.SIGINT)
-sys.argv[1:] = {arguments}
-runpy.run_path("evaluate.py", run_name="__main__")
-"""
-
-
-@pytest.mark.parametrize("at_import", [True, False])
-def test_ctrl_c_ends_in_a_line(models, tmp_path, at_import):
-    root = Path(evaluate.__file__).parent
-    code = STOPPED.format(at_import=at_import, arguments=command(models[0], tmp_path / "out"))
-    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
-    assert done.returncode == 130 and "Traceback" not in done.stderr
-    last = "evaluate.py: stopped; the same command goes on with what is missing"
-    assert done.stderr.splitlines()[-1] == last
+def test_ctrl_c_while_it_starts_ends_in_a_line(tmp_path):
+    (tmp_path / "numpy.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    command = [sys.executable, evaluate.__file__]
+    path = os.environ | {"PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(command, env=path, capture_output=True, text=True)
+    line = "\nevaluate.py: stopped; the same command goes on with what is missing\n"
+    assert (done.returncode, done.stderr) == (130, line)
 
 
 def refused(sentence, arguments):
@@ -429,7 +361,7 @@ def test_a_folder_with_other_settings_or_a_damaged_file_is_refused(models, tmp_p
 
     half = (out / "samples.jsonl").read_bytes()[:-25]
     (out / "samples.jsonl").write_bytes(half)
-    refused("samples.jsonl is damaged: name a new --output", arguments)
+    refused("samples.jsonl is damaged (", arguments)
     (out / "settings.json").unlink()
     refused("other settings: model (None there", arguments)
     refused("Not a directory", command(models[0], mine))
@@ -458,26 +390,9 @@ def test_a_mistake_costs_a_sentence_and_leaves_no_folder(mistake, sentence, mode
     assert not (tmp_path / "out").exists()
 
 
-def test_the_control_of_greedy_chains_is_sampled(models, tmp_path, monkeypatch):
-    asked = []
-
-    def sampler(*_, **options):
-        asked.append(options)
-        return evaluate_sampler(*_, **options)
-
-    evaluate_sampler = evaluate.Sampler
-    monkeypatch.setattr(evaluate, "Sampler", sampler)
-    more = ("--control", "--temperature", "0", "--top-p", "0.9")
+def test_the_control_of_greedy_chains_is_sampled(models, tmp_path):
+    more = ("--control", "--temperature", "0", "--limit", "2")
     evaluate.main(command(models[0], tmp_path / "out", *more))
-    assert [options["temperature"] for options in asked] == [0, 0.8]
-    assert all(options["top_p"] == 0.9 for options in asked)
-
-
-def test_a_wrong_option_gets_one_line_and_help_says_what_each_is(capsys):
-    with pytest.raises(SystemExit) as stop:
-        evaluate.main(["--iterations", "many"])
-    assert stop.value.code == 2 and capsys.readouterr().err.count("\n") == 1
-    with pytest.raises(SystemExit):
-        evaluate.main(["--help"])
-    out = capsys.readouterr().out
-    assert all(f"--{name.replace('_', '-')}" in out for name in EvalConfig.__dataclass_fields__)
+    rows = [json.loads(line) for line in (tmp_path / "out" / "samples.jsonl").open()]
+    lone = {row["text"] for row in rows if row["kind"] == "control"}
+    assert len(lone) == 4  # 2 problems, 2 attempts each
