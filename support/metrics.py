@@ -129,8 +129,9 @@ def plot(folder: Path) -> str:
 
     middles = [mean(column(tenth, "step")) for tenth in tenths]
     for axes, panel in zip(others, PANELS, strict=True):
-        axes.set_title(panel)
-        for name in [name for name in rows[0] if name.startswith(tuple(panel.split()))]:
+        names = [name for name in rows[0] if name.startswith(tuple(panel.split()))]
+        axes.set_title(", ".join(names))
+        for name in names:
             (thin,) = axes.plot(column(rows, "step"), column(rows, name), alpha=0.3)
             means = [mean(column(tenth, name)) for tenth in tenths]
             axes.plot(middles, means, color=thin.get_color(), marker=".", label=name)
@@ -143,11 +144,11 @@ def plot_evaluations(axes: Any, path: Path) -> None:
     """Draw Iter-1, Iter-2, ... over the steps made before each evaluation."""
     axes.set_title("Iter-k, percent solved")
     summaries = json.loads(path.read_text()) if path.exists() else {}
-    steps = [int(step) for step in summaries]
-    chains = [summary["Iter-k"]["all"] for summary in summaries.values()]
-    for k, scores in enumerate(zip(*chains, strict=True), 1):
-        percent = [100 * score["value"] for score in scores]
-        axes.plot(steps, percent, marker="o", label=f"Iter-{k}")
+    steps = sorted(summaries, key=int)
+    scores = [summaries[step]["Iter-k"]["all"] for step in steps]
+    for k, at_k in enumerate(zip(*scores, strict=True), 1):
+        percent = [100 * score["value"] for score in at_k]
+        axes.plot([int(step) for step in steps], percent, marker="o", label=f"Iter-{k}")
         axes.legend()
 
 
@@ -163,9 +164,7 @@ def table(tenths: list[list[dict[str, Any]]]) -> str:
         lines.append(text)
     idle = sum(row.get("optimizer_steps") == 0 for tenth in tenths for row in tenth)
     if idle:
-        lines.append(
-            f"In {idle} steps nothing could be learned: no group had any spread of credit."
-        )
+        lines.append(f"In {idle} steps nothing could be learned: no group had credits that differ.")
     return "\n".join(lines)
 
 

@@ -1,13 +1,13 @@
 """The embedded default: two small worlds of problems, and a tiny model that can learn in them.
 
-World "doctest": write the one-line function behind a vague docstring and a single example. Several
-programs fit the example. The feedback on a wrong one is new information, and it can be used.
-World "cutoff": write `x < k`; the prompt does not tell k. Every first guess is right once in 16, so
-its own reward teaches nothing. Its worth is the feedback that it draws: retrospective credit.
+World "doctest": write the one-line function behind a vague docstring and one example. Several
+programs fit the example, so a first attempt is a guess, and its feedback is new information.
+World "cutoff": write `x < k`, but the prompt does not tell k. Every first guess is right once in
+16, so its own reward teaches nothing. Only the feedback that it draws is of use, at a later turn.
 
 In: the name of a world and a seed. Out: problems for the executor, and the folder of a model of
-120,000 parameters, trained here on sloppy demonstrations in about a minute. In world "doctest" they
-often repeat a failed attempt, on purpose: small real models do so, too.
+120,000 parameters. It is trained here, in one to two minutes, on sloppy demonstrations: in world
+"doctest" they often repeat a failed attempt, as small real models do.
 Needs torch, transformers, tree.py, and support/: problems.py, run.py, sampling.py.
 Shown by: python murphy.py
 """
@@ -257,10 +257,7 @@ def base_model(world: str, seed: int, folder: Path, steps: int = 1500, batch: in
 
 
 def batches(tokenizer: Any, world: str, seed: int, steps: int, size: int) -> list[Batch]:
-    """All batches of the warm start, padded on the right; the prompts carry no loss.
-
-    The chats of a batch have equally many messages: little is padding.
-    """
+    """All batches of the warm start; those of one have equally many messages, to pad little."""
     rng = random.Random(f"demonstrations {world} {seed}")
     known: dict[str, list[int]] = {}  # most prompts and programs come more than once
     by_length: dict[int, list] = {}
@@ -277,7 +274,7 @@ def batches(tokenizer: Any, world: str, seed: int, steps: int, size: int) -> lis
     for _ in range(steps):
         (rows,) = rng.choices(list(by_length.values()), [len(rows) for rows in by_length.values()])
         rows = rng.choices(rows, k=size)
-        ids = [torch.tensor(prompt + program) for prompt, program in rows]
+        ids = [torch.tensor(prompt + program) for prompt, program in rows]  # -100: no loss
         labels = [torch.tensor([-100] * len(prompt) + program) for prompt, program in rows]
         made.append((pad_sequence(ids, True), pad_sequence(labels, True, padding_value=-100)))
     return made
@@ -314,7 +311,7 @@ def warm_start(model: Any, data: list[Batch], folder: Path) -> None:
         pace[threads] = min(pace[threads], (now - start) / ids.numel())
 
         done = step + 1
-        if done == first + TRIALS or now - said > 10:
+        if done in (first + TRIALS, steps) or now - said > 10:
             said = now
             left = (now - began) / (done - first) * (steps - done)
             news = f"loss {loss.item():.2f}, {threads} of {every} threads, {left:.0f} seconds left"

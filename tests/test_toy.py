@@ -1,4 +1,4 @@
-"""toy.py: the worlds are what their docstrings say, and every text of theirs survives the tiny tokenizer."""
+"""toy.py: the worlds are as described, the tokenizer spells their texts, a base can be killed."""
 
 import random
 
@@ -8,48 +8,54 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import executor
-import toy
-from tree import encode, load_model
+from support import toy
+from support.sampling import encode, load_model
+
+
+def programs_behind(problem):
+    docstring = problem.prompt.split("\n")[0].removeprefix("# ")
+    return toy.PROGRAMS[problem.difficulty][docstring]
 
 
 @pytest.mark.parametrize("world", toy.WORLDS)
-def test_references_pass_and_the_demonstrations_feedback_is_the_executors(world):
+def test_feedback_in_demonstrations_is_the_executors_and_references_pass(world):
     rng, jobs, said = random.Random(1), [], []
-    for i in range(60):
-        (problem,) = toy.problems(world, "train", 1, i)
-        program = rng.choice(list(toy.VALUES)) if world == "doctest" else f"x < {rng.randint(1, 16)}"
+    for seed in range(60):
+        (problem,) = toy.problems(world, "train", 1, seed)
+        program = f"x < {rng.randint(1, 16)}"
+        if world == "doctest":
+            program = rng.choice(programs_behind(problem))
         jobs += [(problem, problem.reference), (problem, toy.DEF + program)]
         said += ["", toy.feedback_on(problem, program)]
-    for result, feedback in zip(executor.run_many(jobs, max_failures=1), said, strict=True):
+    results = executor.run_many(jobs, feedback_tests=1)
+    for result, feedback in zip(results, said, strict=True):
         assert result.feedback == (feedback or "All tests passed.")
         assert (result.reward == 1.0) == (feedback == "")
-    assert "" in said and any(said)
 
 
-def test_doctest_problems_show_one_of_their_six_tests_and_splits_share_no_program_and_example():
+def test_doctest_problems_show_one_of_six_tests_and_the_splits_are_apart():
     seen = {}
     for split in ("train", "test"):
         listed = toy.problems("doctest", split, 400, 7)
         for problem in listed:
             xs = [x for [x], _ in problem.tests]
-            assert len(set(xs)) == 6 and f">>> f({xs[0]})\n{problem.tests[0][1]}\n" in problem.prompt
-        seen[split] = {(p.reference, p.tests[0][0][0], p.tests[1][0][0] if p.difficulty == "easy" else None) for p in listed}
-        assert {p.difficulty for p in listed} == set(toy.LEVELS)
+            assert len(set(xs)) == 6
+            assert f">>> f({xs[0]})\n{problem.tests[0][1]}\n" in problem.prompt
+        shown = {"easy": 2, "medium": 1, "hard": 1}
+        seen[split] = {(p.reference, str(p.tests[: shown[p.difficulty]])) for p in listed}
+        assert {problem.difficulty for problem in listed} == set(toy.PROGRAMS)
     assert not seen["train"] & seen["test"]
 
 
 def test_a_vague_docstring_leaves_a_choice_that_only_feedback_can_settle():
-    """For most medium and hard problems several programs behind the docstring agree with the example."""
-    open_choices = []
+    choices = {"easy": [], "medium": [], "hard": []}
     for problem in toy.problems("doctest", "train", 200, 3):
-        listed = toy.PROGRAMS[problem.difficulty][problem.prompt.split("\n")[0].removeprefix("# ")]
         [x], y = problem.tests[0]
-        agree = sum(toy.VALUES[program][x] == y for program in listed)
-        if problem.difficulty == "easy":
-            assert agree == 1
-        else:
-            open_choices.append(agree > 1)
-    assert sum(open_choices) > 0.8 * len(open_choices)
+        agree = [text for text in programs_behind(problem) if toy.values(text)[x] == y]
+        choices[problem.difficulty].append(len(agree))
+    assert set(choices["easy"]) == {1}
+    harder = choices["medium"] + choices["hard"]
+    assert sum(count > 1 for count in harder) > 0.8 * len(harder)
 
 
 @pytest.mark.parametrize("k", range(1, 17))
@@ -60,13 +66,13 @@ def test_cutoff_feedback_says_too_low_or_too_high_next_to_the_guess(k):
         assert result.total == 1 and result.reward == (guess == k)  # all or nothing
         if guess != k:
             near = guess - 1 if guess > k else guess
-            assert result.feedback == f"Test 1 failed: f({near}) returned {guess > k}, expected {guess < k}"
+            said = f"Test 1 failed: f({near}) returned {guess > k}, expected {guess < k}"
+            assert result.feedback == said
 
 
-def test_cutoff_cannot_be_passed_by_a_program_that_is_right_only_next_to_its_guess():
-    problem = toy.cutoff_problem(5)
+def test_cutoff_is_not_passed_by_a_program_that_is_right_only_next_to_its_guess():
     lazy = "def f(x): return x < 5 if x in (4, 5) else x < 9"
-    assert executor.run(problem, lazy).reward == 0.0
+    assert executor.run(toy.cutoff_problem(5), lazy).reward == 0.0
 
 
 @settings(deadline=None, max_examples=60)
@@ -77,45 +83,72 @@ def test_every_demonstration_is_spelt_exactly_and_imitates_a_consistent_chat(wor
     ids = encode(tokenizer, messages)
     answer = tokenizer(program, add_special_tokens=False)["input_ids"]
     assert tokenizer.unk_token_id not in ids + answer and tokenizer.decode(answer) == program
-    assert [m["role"] for m in messages] == ["user", "assistant"] * (len(messages) // 2) + ["user"]
-    for attempt, reply in zip(messages[1::2], messages[2::2], strict=True):
+    pairs = list(zip(messages[1::2], messages[2::2], strict=True))
+    assert [m["role"] for m in messages] == ["user", "assistant"] * len(pairs) + ["user"]
+    possible = set(range(1, 17))
+    for attempt, reply in pairs:
         assert attempt["content"].startswith(toy.DEF) and "Test " in reply["content"]
-    if world == "cutoff":  # the imitated guess is one that the feedback leaves open
-        low, high = 1, 16
-        for attempt, reply in zip(messages[1::2], messages[2::2], strict=True):
+        if world == "cutoff":
             guess = int(attempt["content"].split()[-1])
             too_low = "expected True" in reply["content"]
-            low, high = (max(low, guess + 1), high) if too_low else (low, min(high, guess - 1))
-        assert low <= int(program.split()[-1]) <= high
+            possible &= set(range(guess + 1, 17)) if too_low else set(range(1, guess))
+    if world == "cutoff":  # the imitated guess is one that the feedback leaves open
+        assert int(program.split()[-1]) in possible
 
 
-def test_the_demonstrator_repeats_itself_as_often_as_the_docstring_says():
-    rng, repeats, later = random.Random(0), 0, 0
+def test_the_demonstrator_repeats_itself_as_often_as_its_docstring_says():
+    rng, repeated = random.Random(0), []
     for _ in range(3000):
         messages, program = toy.demonstration("doctest", rng)
         if len(messages) > 1:
-            later += 1
-            repeats += program == messages[-2]["content"]
-    assert 0.45 < later / 3000 < 0.55 and 0.45 < repeats / later < 0.60
+            repeated.append(program == messages[-2]["content"])
+    assert 1350 < len(repeated) < 1650 and 0.45 < sum(repeated) / len(repeated) < 0.60
 
 
 def test_unknown_text_is_unknown_not_lost():
     tokenizer = toy.make_tokenizer()
-    assert tokenizer.unk_token_id in encode(tokenizer, [{"role": "user", "content": "# clamp x\nSyntaxError: invalid \ud7ff"}])
+    message = {"role": "user", "content": "# clamp x\nSyntaxError: invalid \ud7ff"}
+    assert tokenizer.unk_token_id in encode(tokenizer, [message])
 
 
-def test_base_model_is_made_once_loads_and_depends_on_its_seed(tmp_path):
+def weights(path):
+    model, _ = load_model(str(path), torch.device("cpu"))
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def test_a_base_model_is_made_once_and_depends_on_its_seed(tmp_path, monkeypatch, capsys):
     path = toy.base_model("doctest", 0, tmp_path, steps=3, batch=4)
-    stamp = (path / "model.safetensors").stat().st_mtime_ns
+    assert "warm start: step" in capsys.readouterr().out
+    first = weights(path)
+    monkeypatch.setattr(toy, "warm_start", None)  # a second one would fail
     assert toy.base_model("doctest", 0, tmp_path, steps=3, batch=4) == path
-    assert (path / "model.safetensors").stat().st_mtime_ns == stamp
-    model, tokenizer = load_model(str(path), torch.device("cpu"))
-    assert sum(p.numel() for p in model.parameters()) < 150_000
-    other, _ = load_model(str(toy.base_model("doctest", 1, tmp_path, steps=3, batch=4)), torch.device("cpu"))
-    assert not torch.equal(model.lm_head.weight, other.lm_head.weight)
-    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(p.name for p in tmp_path.glob("base-*[0-9a-f]"))  # nothing half-made
+    assert [*tmp_path.iterdir()] == [path] and len(first) < 150_000
+    monkeypatch.undo()
+    assert not torch.equal(first, weights(toy.base_model("doctest", 1, tmp_path, steps=3, batch=4)))
 
 
-def test_an_unknown_world_is_named():
-    with pytest.raises(ValueError, match="unknown toy world 'maze': expected one of doctest, cutoff"):
-        toy.problems("maze")
+def test_a_warm_start_that_is_killed_goes_on_from_its_checkpoint(tmp_path, monkeypatch):
+    monkeypatch.setattr(toy, "SAVE_EVERY", 2)
+    whole = weights(toy.base_model("cutoff", 0, tmp_path / "whole", steps=7, batch=4))
+    real, made = toy.save, []
+
+    def save_and_die(folder, state):
+        real(folder, state)
+        made.append(state["step"])
+        if state["step"] == 4:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(toy, "save", save_and_die)
+    with pytest.raises(KeyboardInterrupt):
+        toy.base_model("cutoff", 0, tmp_path / "killed", steps=7, batch=4)
+    (unfinished,) = (tmp_path / "killed").iterdir()
+    assert unfinished.name.endswith(".unfinished")
+    path = toy.base_model("cutoff", 0, tmp_path / "killed", steps=7, batch=4)
+    assert made == [2, 4, 6] and [*path.parent.iterdir()] == [path]
+    torch.testing.assert_close(weights(path), whole, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("arguments", [("maze",), ("doctest", "validation")])
+def test_a_world_or_a_split_that_does_not_exist_is_named(arguments):
+    with pytest.raises(ValueError, match=arguments[-1]):
+        toy.problems(*arguments)

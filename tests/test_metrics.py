@@ -1,0 +1,129 @@
+"""metrics.py: a step in numbers, held against counts made by hand, and the curves of a run."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from matplotlib.figure import Figure
+
+from support import metrics
+from tree import Node
+
+ROOT = Path(__file__).parents[1]
+
+
+def node(turn, reward=0.0, children=(), **fields):
+    solved = reward == 1.0
+    kept = {"completion_ids": [5, 6], "credit": reward, **fields}
+    return Node(turn, reward=reward, solved=solved, children=list(children), **kept)
+
+
+def test_describe_counts_a_tree_by_hand():
+    repaired = node(1, 0.0, [node(2, 1.0), node(2), node(2)], credit=1.0, truncated=True)
+    hopeless = node(1, 0.5, [node(2), node(2, status="timeout"), node(2)], advantage=-1.0)
+    tree = Node(0, children=[repaired, node(1, 1.0, advantage=0.7), hopeless])
+    kept = tree.children
+    line = metrics.describe([tree], kept, 2)
+    assert line == {
+        "programs": 9, "kept": 3, "learning": 2, "reward_1": 0.5, "solved_1": pytest.approx(1 / 3),
+        "reward_2": pytest.approx(1 / 6), "solved_2": pytest.approx(1 / 6), "problems_solved": 1.0,
+        "repaired": 0.5, "groups_with_spread": pytest.approx(2 / 3), "spread_1": 1.0,
+        "truncated": pytest.approx(1 / 9), "completion_tokens": 2.0, "timeouts": 1, "no_code": 0,
+        "too_long": 0,
+    }  # fmt: skip
+
+
+def test_describe_has_no_number_where_nothing_was_sampled():
+    line = metrics.describe([Node(0, unexpanded="too long")], [], 2)
+    assert line["programs"] == 0 and line["too_long"] == 1
+    assert line["reward_1"] is line["reward_2"] is line["repaired"] is line["spread_1"] is None
+    assert line["problems_solved"] == 0.0
+
+
+@settings(deadline=None)
+@given(st.lists(st.lists(st.sampled_from([0.0, 0.1, 0.5, 1.0]), min_size=1, max_size=5)))
+def test_spread_and_rewards_agree_with_a_naive_count(rewards):
+    trees = [Node(0, children=[node(1, reward) for reward in group]) for group in rewards]
+    line = metrics.describe(trees, [], 1)
+    every = [reward for group in rewards for reward in group]
+    different = [len(set(group)) > 1 for group in rewards]
+    assert line["programs"] == len(every)
+    if rewards:
+        assert line["reward_1"] == pytest.approx(sum(every) / len(every))
+        assert line["groups_with_spread"] == pytest.approx(sum(different) / len(different))
+
+
+def test_float_rounding_is_no_spread():
+    group = [node(1, credit=0.1 + 0.2), node(1, credit=0.3)]
+    assert metrics.describe([Node(0, children=group)], [], 1)["groups_with_spread"] == 0.0
+
+
+def test_every_column_of_describe_has_a_meaning():
+    line = metrics.describe([Node(0, children=[node(1)])], [], 1)
+    assert set(line) < set(metrics.COLUMNS)
+    assert all(len(meaning) > 8 for meaning in metrics.COLUMNS.values())
+
+
+def test_timed_adds_up_blocks_and_calls_and_what_was_interrupted(monkeypatch):
+    clock = iter([0.0, 2.0, 10.0, 13.0, 20.0, 24.0])
+    monkeypatch.setattr(metrics.time, "perf_counter", clock.__next__)
+    seconds = {}
+    with metrics.timed(seconds, "sampling"):
+        pass
+    assert metrics.timed(seconds, "sampling")(sum)([1, 2]) == 3
+    with pytest.raises(KeyboardInterrupt), metrics.timed(seconds, "executing"):
+        raise KeyboardInterrupt
+    assert seconds == {"sampling": 5.0, "executing": 4.0}
+
+
+def a_run(folder, steps):
+    names = [name for name in metrics.COLUMNS if name != "step"]
+    rows = [{"step": i, **dict.fromkeys(names, 0.5), "reward_1": i} for i in range(steps)]
+    rows[3]["repaired"] = None
+    for row in rows[::20]:
+        row["optimizer_steps"] = 0
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    (folder / "metrics.jsonl").write_text(text + '{"step": 40, "rew')
+    summary = {"Iter-k": {"all": [{"value": 0.25}, {"value": 0.5}]}}
+    (folder / "evaluation.json").write_text(json.dumps({"40": summary, "0": summary}))
+
+
+def test_a_run_becomes_curves_and_a_table(tmp_path, monkeypatch):
+    figures = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, path: figures.append(self))
+    a_run(tmp_path, 40)
+    lines = metrics.plot(tmp_path).splitlines()
+    assert len(lines) == 13 and "In 2 steps nothing could be learned" in lines[11]
+    assert lines[0].split()[:3] == ["step", "reward_1", "repaired"]
+    assert lines[1].split()[:3] == ["3", "1.500", "0.500"]  # mean of 0, 1, 2, 3; of three numbers
+
+    panels = {axes.get_title(): axes.lines for axes in figures[0].axes}
+    assert {*panels} == {
+        "Iter-k, percent solved", "reward_1", "repaired", "groups_with_spread", "grad_norm",
+        "ratio, clipped", "entropy", "completion_tokens", "truncated",
+        "sampling, executing, updating",
+    }  # fmt: skip
+    thin, thick = panels["reward_1"]
+    assert list(thin.get_ydata()) == list(range(40)) and thick.get_ydata()[9] == 37.5
+    iterations = [list(line.get_xydata().flat) for line in panels["Iter-k, percent solved"]]
+    assert iterations == [[0, 25.0, 40, 25.0], [0, 50.0, 40, 50.0]]
+
+
+def test_a_folder_without_a_step_is_refused_in_a_sentence(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 0, "rew')
+    with pytest.raises(ValueError, match="holds no step of a run"):
+        metrics.plot(tmp_path)
+    command = [sys.executable, "-m", "support.metrics", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1 and done.stdout == "" and done.stderr.count("\n") == 1
+
+
+def test_a_run_of_one_step_is_drawn(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 0, "reward_1": null, "repaired": 0.25}\n')
+    lines = metrics.plot(tmp_path).splitlines()
+    assert lines[1].split() == ["0", "-", "0.250"]
+    assert (tmp_path / "curves.png").read_bytes()[:4] == b"\x89PNG"
