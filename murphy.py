@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from transformers.utils import logging as transformers_logging
 
 import executor
 from evaluate import attempts, summarise, table
@@ -386,7 +387,8 @@ def train(config: Config) -> Path:
     """A whole run; returns its folder. What can fail cheaply is checked before anything is made."""
     device = pick_device(config.device)
     folder = check_folder(config)
-    check_model(config.model)
+    if config.model:
+        check_model(config.model)
     ranks.join(device)
     folder = Path(ranks.gather(str(folder))[0])
     executor.self_check()
@@ -423,6 +425,8 @@ def train(config: Config) -> Path:
 
 def main(arguments: list[str] | None = None) -> None:
     """The command line: a sentence for every error, no traceback."""
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
     try:
         given = parse(Config, arguments, __doc__)
         saved = read_settings(given.get("output", "")) if given.get("resume") else {}

@@ -55,15 +55,20 @@ def autocast(device: torch.device) -> AbstractContextManager:
     return nullcontext()
 
 
+def check_model(path: str) -> None:
+    """ValueError if a path that can only be a folder is none: no hub is asked for it in vain."""
+    owner, *rest = path.split("/")
+    local = owner in ("", ".", "..", "~") or len(rest) > 1 or (rest and os.path.isdir(owner))
+    if local and not os.path.isdir(path):
+        raise ValueError(f"cannot load a model from {path!r}: there is no such folder")
+
+
 def load_model(path: str, device: torch.device, attention: str = "sdpa") -> tuple[Any, Any]:
     """Model (float32, eval mode) and tokenizer from a folder or a Hugging Face id.
 
     Raises ValueError with one sentence if that fails or if there is no chat template.
     """
-    owner, *rest = path.split("/")
-    local = owner in ("", ".", "..", "~") or len(rest) > 1 or (rest and os.path.isdir(owner))
-    if local and not os.path.isdir(path):
-        raise ValueError(f"cannot load a model from {path!r}: there is no such folder")
+    check_model(path)
     load = AutoModelForCausalLM.from_pretrained
     try:
         tokenizer = AutoTokenizer.from_pretrained(path)
