@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 MAX_BYTES = 1 << 30  # what packed data may unpack to
-REFERENCE_TIMEOUT = 30.0  # CPU seconds for a reference; what it uses sets the problem's limit
+REFERENCE_TIMEOUT = 20.0  # CPU seconds for a reference; what it uses sets the problem's limit
 TESTS = {  # kind: what a test is, in words and as types
     "assert": ("a text of Python", (str,)),
     "stdin": ("[input, output], two texts", (str, str)),
