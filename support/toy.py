@@ -18,7 +18,9 @@ import random
 import re
 import time
 import zlib
+from collections.abc import Iterator
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -187,7 +189,8 @@ PIECES = [
     "The program does not pass its tests.\n", "\nWrite the corrected program.", " failed: f(",
     ") returned ", ", expected ", "Test ", DEF, "# cut off\n", "# add to x\n", "# constant\n",
     "# clamp x\n", "# mask x\n", "# clamp x twice\n", "# replace x\n", ">>> f(", ")\n", "\n",
-    "min(", "max(", " if ", " else ", ", ", " + ", " > ", " < ", "))", ")", "x", "True", "False", "-"
+    "min(", "max(", " if ", " else ", ", ", " + ", " > ", " < ", "))", ")", "x", "True", "False",
+    "-",
 ]  # fmt: skip
 SPECIAL = ["<pad>", "<unk>", "<s>", "</s>", "<user>", "<model>"]  # ids 0 to 5
 TEMPLATE = (
@@ -249,38 +252,39 @@ def base_model(world: str, seed: int, folder: Path, steps: int = 1500, batch: in
             print(f"making a tiny model for world {world!r}: {path}", flush=True)
             tokenizer = make_tokenizer()
             model = make_model(len(tokenizer), seed)
-            warm_start(model, batches(tokenizer, world, seed, steps, batch), unfinished)
+            data = batches(tokenizer, world, seed, steps, batch)
+            warm_start(model, data, steps, unfinished)
             model.save_pretrained(unfinished)
             tokenizer.save_pretrained(unfinished)
             unfinished.rename(path)  # a folder of this name is whole
     return path
 
 
-def batches(tokenizer: Any, world: str, seed: int, steps: int, size: int) -> list[Batch]:
-    """All batches of the warm start; those of one have equally many messages, to pad little."""
+def batches(tokenizer: Any, world: str, seed: int, steps: int, size: int) -> Iterator[Batch]:
+    """The batches of a warm start; the chats of one have equally many messages: little padding."""
     rng = random.Random(f"demonstrations {world} {seed}")
-    known: dict[str, list[int]] = {}  # most prompts and programs come more than once
     by_length: dict[int, list] = {}
     for _ in range(min(DEMONSTRATIONS, steps * size)):
         messages, program = demonstration(world, rng)
-        chat = str(messages)
-        if chat not in known:
-            known[chat] = encode(tokenizer, messages)
-        if program not in known:
-            known[program] = tokenizer.encode(program + tokenizer.eos_token)
-        by_length.setdefault(len(messages), []).append((known[chat], known[program]))
+        by_length.setdefault(len(messages), []).append((messages, program))
 
-    made = []
+    known: dict[str, list[int]] = {}  # the tokens of a text: most come more than once
+    chats, counts = list(by_length.values()), [len(listed) for listed in by_length.values()]
     for _ in range(steps):
-        (rows,) = rng.choices(list(by_length.values()), [len(rows) for rows in by_length.values()])
-        rows = rng.choices(rows, k=size)
-        ids = [torch.tensor(prompt + program) for prompt, program in rows]  # -100: no loss
-        labels = [torch.tensor([-100] * len(prompt) + program) for prompt, program in rows]
-        made.append((pad_sequence(ids, True), pad_sequence(labels, True, padding_value=-100)))
-    return made
+        (listed,) = rng.choices(chats, counts)
+        ids, labels = [], []
+        for messages, program in rng.choices(listed, k=size):
+            chat = str(messages)
+            if chat not in known:
+                known[chat] = encode(tokenizer, messages)
+            if program not in known:
+                known[program] = tokenizer.encode(program + tokenizer.eos_token)
+            ids.append(torch.tensor(known[chat] + known[program]))
+            labels.append(torch.tensor([-100] * len(known[chat]) + known[program]))  # -100: no loss
+        yield pad_sequence(ids, True), pad_sequence(labels, True, padding_value=-100)
 
 
-def warm_start(model: Any, data: list[Batch], folder: Path) -> None:
+def warm_start(model: Any, data: Iterator[Batch], steps: int, folder: Path) -> None:
     """Teach the model to imitate: AdamW on the cross-entropy of the programs, a step for a batch.
 
     The first steps are timed with one thread and with all in turn. The quicker number is kept: on
@@ -292,15 +296,14 @@ def warm_start(model: Any, data: list[Batch], folder: Path) -> None:
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
 
-    first, steps, every = state["step"], len(data), torch.get_num_threads()
+    first, every = state["step"], torch.get_num_threads()
     pace = {1: math.inf, every: math.inf}  # threads -> best seconds a token
     began = said = time.perf_counter()
-    for step in range(first, steps):
+    for step, (ids, labels) in enumerate(islice(data, first, None), first):
         trial = step < first + TRIALS
         threads = (1, every)[step % 2] if trial else min(pace, key=pace.get)
         torch.set_num_threads(threads)
         start = time.perf_counter()
-        ids, labels = data[step]
         optimizer.param_groups[0]["lr"] = RATE * min((step + 1) / 50, 1 - 0.9 * step / steps)
         optimizer.zero_grad()
         loss = model(input_ids=ids, labels=labels).loss  # nothing attends to padding on the right
