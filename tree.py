@@ -16,7 +16,6 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
-from statistics import mean, pstdev
 from types import SimpleNamespace
 from typing import Any
 
@@ -70,8 +69,7 @@ def build_trees(
     A turn is one call of `sample` and one of `execute`, for the open nodes of all problems. A node
     for which `stop` holds gets no children. G + G^2 + ... + G^S attempts if nothing is solved.
 
-    ValueError: a wrong number of answers, or a problem that cannot be scored. (A broken problem
-    must not look like a wrong program.)
+    ValueError: a wrong number of answers, or a problem that no program can be scored on.
     """
     if turns < 1 or group_size < 1:
         raise ValueError(f"turns ({turns}) and group_size ({group_size}) must be at least 1")
@@ -121,8 +119,7 @@ def judge(nodes: list[Node], execute: Callable, verdicts: dict) -> None:
     for node in nodes:
         result = verdicts[id(node.problem), node.code]
         if result.status == "unscorable":
-            name = node.problem.id
-            raise ValueError(f"problem {name!r} cannot be scored ({result.feedback}): leave it out")
+            raise ValueError(f"problem {node.problem.id!r} cannot be scored: {result.feedback}")
         node.reward, node.status, node.feedback = result.reward, result.status, result.feedback
         node.solved, node.public_passed = result.reward == 1.0, result.public_passed
 
@@ -160,17 +157,15 @@ def refinement_messages(messages: Messages, text: str, feedback: str) -> Message
 
 
 LONGEST = 50_000  # characters of an answer that are read, from its end: parsing is slow
-READS = r"\binput *\(|\bstdin\b(?! *=)|\bopen *\( *0"
-PRINTS = r"\bprint *\(|\bstdout\b(?! *=)"
+READS_AND_PRINTS = [r"\binput *\(|\bstdin\b(?! *=)|\bopen *\( *0", r"\bprint *\(|\bstdout\b"]
 DEFINES = r"^[ \t]*(async +)?(def|class) +{0}\b|^[ \t]*{0} *(:[^=\n]*)?= *(lambda\b|[^\W\d][\w.]*$)"
 END_OF_THOUGHT = re.compile("</think(?:ing)?>")
 TAG = r"[{.]*(?:[\w./-]+\.py|(?:i?python|pypy|py)[\d.]*(?: +[\d.]+)?)(?![\w-])"  # of Python
-REOPENING = re.compile(rf"{TAG}|[\w+#.-]+[ \t]*$", re.MULTILINE | re.IGNORECASE)
+REOPENING = re.compile(rf"(?im){TAG}|[\w+#.-]+[ \t]*$")
 OPENING = re.compile(  # a fence behind list marks, or behind text if at most a tag follows
-    r"^(?:(?:[ \t]|(?:[-*+]|\d+[.)])[ \t])*|(?:[^`\n]|`{1,2}(?!`))*+(?=`+(?:python\b|\S*[ \t]*$)))"
+    r"(?im)^(?:(?:[ \t]|(?:[-*+]|\d+[.)])[ \t])*|(?:[^`\n]|`{1,2}(?!`))*+(?=`+(?:python\b|\S*[ \t]*$)))"
     rf"(?P<mark>```|~~~)[`~]*(?=[^`\n]*$)[ \t]*(?P<python>{TAG})?[ \t]*"
-    r"(?:(?=(?:def|class|import|from) +\w|@\w|[\w, ]+ = |[\w.]+\()|(?P<rest>.*)$)",  # code or rest
-    re.MULTILINE | re.IGNORECASE,
+    r"(?:(?=(?:def|class|import|from) +\w|@\w|[\w, ]+ = |[\w.]+\()|(?P<rest>.*)$)"  # code or rest
 )
 WHOLE, TAGGED, UNTAGGED, OUTSIDE = 3, 2, 1, 0
 
@@ -183,14 +178,14 @@ def extract_code(text: str, entry_point: str = "", thinking: bool = False) -> st
     the text outside, and the whole answer must parse and do something of that. Blocks are not
     joined, a stub is a definition, and unfenced code among prose or in [PYTHON] tags is not found.
     """
-    text = re.sub(r"^([ \t]*)[\ufeff\u200b]+", r"\1", text.replace("\r\n", "\n"), flags=re.M)
+    if thinking or re.match(r"[\s\ufeff\u200b]*<think", text):
+        text = "".join(END_OF_THOUGHT.split(text, maxsplit=1)[1:])
+    text = text.rstrip()[-LONGEST:].replace("\r\n", "\n")
+    text = re.sub(r"^([ \t]*)[\ufeff\u200b]+", r"\1", text, flags=re.MULTILINE)
     if re.search(r"^[ \t]*>.*(?:```|~~~)", text, re.MULTILINE):  # a fence in a quotation
         text = re.sub(r"^[ \t]*(?:> ?)+", "", text, flags=re.MULTILINE)
-    if thinking or text.lstrip().startswith("<think"):
-        text = "".join(END_OF_THOUGHT.split(text, maxsplit=1)[1:])
-    text = text.strip("\n")[-LONGEST:]
     names = entry_point.split(".") if entry_point else []
-    wanted = [DEFINES.format(re.escape(name)) for name in names] or [READS, PRINTS]
+    wanted = [DEFINES.format(re.escape(name)) for name in names] or READS_AND_PRINTS
 
     programs = [(0, 0, False, 0, "")]
     for place, (kind, block) in enumerate([(WHOLE, text), *split_fences(text)]):
@@ -202,9 +197,9 @@ def extract_code(text: str, entry_point: str = "", thinking: bool = False) -> st
 
 
 def split_fences(text: str) -> list[tuple[int, str]]:
-    """The fenced blocks of an answer (100 at most) and the text outside, each with its kind."""
+    """The fenced blocks of an answer (50 at most) and the text outside, each with its kind."""
     blocks, outside, place = [], [], 0
-    for _ in range(100):
+    for _ in range(50):
         opening = OPENING.search(text, place)
         begin = opening.start("mark") if opening else len(text)
         *thoughts, between = END_OF_THOUGHT.split(text[place:begin])
@@ -258,13 +253,19 @@ def read(block: str) -> tuple[str, bool]:
 
 
 def draw(tree: Node, width: int | None = None) -> str:
-    """A tree as text: what each attempt earned, its program, and the feedback that was repaired.
+    """A tree as text: what each attempt earned, its program, and the feedback that was answered.
 
     `width` shows at most that many of a group: first those with children, then the best.
     """
     head = "turn  reward  credit  advantage   "
     name = tree.problem.id if tree.problem else ""
-    return "\n".join([f"{head}problem {name}", *draw_below(tree, len(head) * " ", "", width)])
+    lines = [f"{head}problem: {name}", *draw_below(tree, len(head) * " ", "", width)]
+    return "\n".join(printable(line) for line in lines)
+
+
+def printable(line: str) -> str:
+    """A line in which all that could steer a terminal is spelt out."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
 
 
 def draw_below(parent: Node, blank: str, indent: str, width: int | None) -> Iterator[str]:
@@ -301,35 +302,29 @@ def to_dict(node: Node, ids: bool = False) -> dict:
     return plain | {"children": [to_dict(child, ids) for child in node.children]}
 
 
-def printable(line: str) -> str:
-    """A line in which all that could steer a terminal is spelt out."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
+def from_dict(plain: dict) -> Node:
+    """The tree that `to_dict` wrote. Of its problem only the id is left."""
+    node = Node(**{f.name: plain[f.name] for f in fields(Node) if f.name in plain})
+    node.problem = None if plain["problem"] is None else SimpleNamespace(id=plain["problem"])
+    node.children = [from_dict(child) for child in plain["children"]]
+    return node
 
 
 def demonstrate() -> Node:
-    """A tree that a script grows. The two tests of a program are f(2) == 4 and f(3) == 6."""
-    rewards = {"x + 2": 0.5, "x * 3": 0.0, "x + 3": 0.5, "x + 4": 0.0, "x * 2": 1.0, "x * 4": 0.0}
-    feedback = {"x + 2": "f(3) returned 5, expected 6", "x * 3": "f(2) returned 6, expected 4"}
-    programs = iter(rewards)
-
-    def sample(prompts: list[Messages], n: int) -> list[list[Completion]]:
-        return [
-            [Completion(f"def f(x): return {next(programs)}") for _ in range(n)] for _ in prompts
-        ]
-
-    def execute(jobs: list) -> list[SimpleNamespace]:
-        returned = [code.removeprefix("def f(x): return ") for _, code in jobs]
-        verdicts = [{"reward": rewards[it], "feedback": feedback.get(it, "")} for it in returned]
-        return [SimpleNamespace(status="", public_passed=False, **verdict) for verdict in verdicts]
-
-    problem = SimpleNamespace(id="f(x) is twice x", prompt="Write f(x), twice x.", entry_point="f")
-    (tree,) = build_trees([problem], sample, execute, turns=2, group_size=2)
-    for group in reversed(groups(tree)):  # children before parents; propagate.py has other rules
-        for node in group:
-            node.credit = max([node.reward, *(child.credit for child in node.children)])
-        credits = [node.credit for node in group]
-        for node in group:
-            node.advantage = (node.credit - mean(credits)) / (pstdev(credits) + 1e-4)
+    """Six attempts at a program with f(2) == 4 and f(3) == 6, as MARS and GRPO value them."""
+    tree = Node(turn=0, problem=SimpleNamespace(id="f(x) is twice x"))
+    for turn, formula, reward, credit, advantage, feedback in (
+        (1, "x + 2", 0.5, 0.5, -1.0, "f(3) returned 5, expected 6"),
+        (2, "x + 3", 0.5, 0.5, +1.0, "f(2) returned 5, expected 4"),
+        (2, "x + 4", 0.0, 0.0, -1.0, "f(2) returned 6, expected 4"),
+        (1, "x * 3", 0.0, 1.0, +1.0, "f(2) returned 6, expected 4"),
+        (2, "x * 2", 1.0, 1.0, +1.0, ""),
+        (2, "x * 4", 0.0, 0.0, -1.0, "f(2) returned 8, expected 4"),
+    ):
+        node = Node(turn, code=f"def f(x): return {formula}", reward=reward, feedback=feedback)
+        node.credit, node.advantage, node.solved = credit, advantage, reward == 1
+        parent = tree if turn == 1 else tree.children[-1]
+        parent.children.append(node)
     return tree
 
 
