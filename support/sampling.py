@@ -10,7 +10,6 @@ Needs torch, transformers and tree.py. `python murphy.py` shows it at work.
 import inspect
 import os
 import warnings
-from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import KW_ONLY, dataclass
@@ -161,7 +160,7 @@ class Sampler:
         encoded = [tuple(encode(self.tokenizer, p, self.enable_thinking)) for p in prompts]
         rows = [ids for ids in encoded if len(ids) + self.max_new_tokens <= self.context] * n
         rows.sort(key=lambda ids: (len(ids), ids), reverse=True)
-        found = defaultdict(list)
+        found: dict[tuple[int, ...], list[Completion]] = {ids: [] for ids in rows}
         with only_our_settings(self.model), autocast(self.model.device), torch.no_grad():
             while rows:
                 longest = len(rows[0]) + self.max_new_tokens
@@ -190,13 +189,10 @@ class Sampler:
         while alive and width < full:
             size = full - width if cache is None else min(SLICE, full - width)
             ids, mask = self.left_pad(alive, width)
-            ids = self.model.generate(
-                input_ids=ids,
-                attention_mask=mask,
-                generation_config=GenerationConfig(**self.settings, max_new_tokens=size),
-                logits_processor=[refuse_non_finite],
-                **{CACHE: cache},
-            )
+            settings = GenerationConfig(**self.settings, max_new_tokens=size)
+            options = {"generation_config": settings, "logits_processor": [refuse_non_finite]}
+            options[CACHE] = cache
+            ids = self.model.generate(input_ids=ids, attention_mask=mask, **options)
             for row, tokens in zip(alive, ids[:, width:].tolist(), strict=True):
                 row += self.cut(tokens)
             width += size
@@ -234,10 +230,10 @@ class Sampler:
     def completion(self, prompt: tuple[int, ...], ids: list[int]) -> Completion:
         """Only end and padding tokens are left out of the text: others may mark a thought."""
         kept = [token for token in ids if token not in (*self.ends, self.pad)]
-        text = self.tokenizer.decode(kept, clean_up_tokenization_spaces=False)
-        truncated = ids[-1] not in self.ends
-        thinking = self.tokenizer.decode(prompt[-16:]).rstrip().endswith("<think>")
-        return Completion(text, list(prompt), ids, truncated, thinking=thinking)
+        parts = [kept, list(prompt[-16:])]
+        text, tail = self.tokenizer.batch_decode(parts, clean_up_tokenization_spaces=False)
+        thinking = tail.rstrip().endswith("<think>")
+        return Completion(text, list(prompt), ids, ids[-1] not in self.ends, thinking)
 
 
 def refuse_non_finite(_: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:

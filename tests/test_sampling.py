@@ -1,0 +1,334 @@
+"""support/sampling.py: what a prompt holds, what `generate` is made to do, what a start refuses."""
+
+import warnings
+
+import pytest
+import torch
+import transformers
+from tokenizers import AddedToken
+from transformers import GenerationConfig
+
+import support.sampling as S
+from support.sampling import Sampler, autocast, encode, load_model, pick_device
+from tree import refinement_messages
+
+SIZES = {"vocab_size": 300, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.3}
+SIZES |= {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def gemma():
+    """Its first layer sees the last 8 tokens only: less than a prompt."""
+    layers = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8}
+    torch.manual_seed(0)
+    config = transformers.Gemma3TextConfig(**SIZES, **layers, head_dim=8)
+    return transformers.Gemma3ForCausalLM(config).eval()
+
+
+@pytest.fixture
+def lfm2():
+    """Its first layer keeps a state that is no key and no value."""
+    torch.manual_seed(0)
+    config = transformers.Lfm2Config(**SIZES, layer_types=["conv", "full_attention"])
+    return transformers.Lfm2ForCausalLM(config).eval()
+
+
+@pytest.fixture(params=["gpt2", "qwen", "gemma", "lfm2"])
+def model(request):
+    return request.getfixturevalue(request.param)
+
+
+def chat(*contents):
+    roles = ["user", "assistant"] * len(contents)
+    return [{"role": role, "content": text} for role, text in zip(roles, contents, strict=False)]
+
+
+def sampler(model, tokenizer, **options):
+    return Sampler(model, tokenizer, **{"max_new_tokens": 6, **options})
+
+
+def ends_often(model, bias=4.0):
+    """Make the end token likely, so that rows end at unlike lengths."""
+    head, real = model.get_output_embeddings(), model.get_output_embeddings().forward
+    bias = torch.zeros(300).index_fill_(0, torch.tensor([2]), bias)
+    head.forward = lambda states: real(states) + bias
+    return model
+
+
+def alone(model, ids, new=6):
+    """What plain greedy `generate` makes of one prompt."""
+    ids = torch.tensor([ids])
+    settings = GenerationConfig(max_new_tokens=new, eos_token_id=2, pad_token_id=0)
+    output = model.generate(ids, attention_mask=ids * 0 + 1, generation_config=settings)
+    return output[0, ids.shape[1] :].tolist()
+
+
+def watch(monkeypatch, model, look):
+    """Let `look` see the arguments of each call of `generate`."""
+    real = model.generate
+    monkeypatch.setattr(model, "generate", lambda **given: look(given) or real(**given))
+
+
+def test_one_bos_and_the_ids_of_direct_tokenising(tokenizer):
+    ids = encode(tokenizer, chat("hello"))
+    assert ids.count(tokenizer.bos_token_id) == 1
+    direct = tokenizer.apply_chat_template(chat("hello"), add_generation_prompt=True)
+    assert ids == direct["input_ids"]
+    assert tokenizer.decode(ids) == "<s>[user]hello[assistant]"
+
+    # A special token that is spelt in a text does not end a turn.
+    ids = encode(tokenizer, chat("say </s> and <s>"))
+    assert tokenizer.eos_token_id not in ids and ids.count(tokenizer.bos_token_id) == 1
+    assert "say < /s> and < s>" in tokenizer.decode(ids)
+
+
+@pytest.mark.parametrize("special", [False, True])
+def test_a_template_that_drops_old_thoughts_still_shows_the_feedback_once(tokenizer, special):
+    tokenizer.add_tokens([AddedToken(f"<{mark}>", special=special) for mark in ("think", "/think")])
+    tokenizer.chat_template = (
+        "{% for m in messages %}[{{ m.role }}]"
+        "{% if m.role == 'assistant' %}{{ m.content.split('</think>')[-1] }}"
+        "{% else %}{{ m.content }}{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}[assistant]{% endif %}"
+    )
+    prompt = refinement_messages(chat("q"), "<think>abc</think>code", "the feedback")
+    text = tokenizer.decode(encode(tokenizer, prompt))
+    assert text.count("the feedback") == 1 and "abc" not in text and "code" in text
+
+
+def test_a_thought_that_the_template_opens_is_told(qwen, tokenizer):
+    plain = "{% for m in messages %}{{ m.content }}{% endfor %}[answer]"
+    mark = "{% if enable_thinking %}<think>\n{% else %}<think>\n\n</think>\n\n{% endif %}"
+    for template, on, told in [
+        (plain + mark, 1, True),
+        (plain + mark, 0, False),
+        (plain, 1, False),
+    ]:
+        tokenizer.chat_template = template
+        prompts = [chat("q"), chat("write <think>")]
+        answers = sampler(qwen, tokenizer, enable_thinking=bool(on))(prompts, 1)
+        assert [answer.thinking for (answer,) in answers] == [told, told]
+
+
+def test_context_limit_is_refused_before_the_forward_with_the_whole_prompt_or_none(gpt2, tokenizer):
+    short, long = chat("a"), chat("statement " + "x " * 300)
+    answers = sampler(gpt2, tokenizer)([long, short, long], 2)
+    assert len(answers[1]) == 2 and answers[0] is None and answers[2] is None
+    fits = 256 - 6 - len(encode(tokenizer, chat("")))  # 256 positions, 6 of them for the answer
+    letter = tokenizer.convert_ids_to_tokens(5)
+    assert sampler(gpt2, tokenizer)([chat(letter * fits)], 1)[0] is not None
+    assert sampler(gpt2, tokenizer)([chat(letter * (fits + 1))], 1) == [None]
+
+
+def test_the_checkpoints_own_settings_are_not_used(qwen, tokenizer):
+    torch.manual_seed(0)
+    (expected,) = sampler(qwen, tokenizer)([chat("hello")], 64)
+    assert len({tuple(answer.completion_ids) for answer in expected}) > 30  # 1 with top_k=1
+
+    own = GenerationConfig(top_k=1, top_p=0.1, min_p=0.9, repetition_penalty=9.0, eos_token_id=2)
+    own.update(
+        num_beams=3, bad_words_ids=[[5]], min_new_tokens=6, suppress_tokens=[6], max_length=3
+    )
+    own.update(no_repeat_ngram_size=1, forced_eos_token_id=9, sequence_bias={(7,): 99.0})
+    qwen.generation_config = own
+    torch.manual_seed(0)
+    (answers,) = sampler(qwen, tokenizer)([chat("hello")], 64)
+    assert answers == expected
+    assert qwen.generation_config is own and own.top_k == 1  # left as they were
+
+
+@pytest.mark.parametrize("size", [2, 32])
+def test_the_sampled_distribution_is_the_scored_one(model, tokenizer, monkeypatch, size):
+    """What was drawn from is log softmax(logits / T) of each row alone, without padding."""
+    outputs = []
+    real = ends_often(model).generate
+
+    def generate(generation_config, **given):
+        generation_config.update(output_scores=True, return_dict_in_generate=True)
+        outputs.append(real(generation_config=generation_config, **given))
+        return outputs[-1].sequences
+
+    monkeypatch.setattr(S, "SLICE", size)
+    monkeypatch.setattr(model, "generate", generate)
+    torch.manual_seed(3)
+    sampler(model, tokenizer, temperature=0.7)([chat("hello"), chat("a longer prompt")], 6)
+
+    checked = 0
+    for output in outputs:
+        start = output.sequences.shape[1] - len(output.scores)
+        for row, text in enumerate(output.sequences.tolist()):
+            padding = text.index(1)  # up to BOS
+            with torch.no_grad():
+                logits = model(torch.tensor([text[padding:]])).logits[0]
+            new = text[start:]
+            for step in range(new.index(2) + 1 if 2 in new else len(new)):
+                expected = (logits[start - padding + step - 1] / 0.7).log_softmax(-1)
+                drawn_from = output.scores[step][row].log_softmax(-1)
+                torch.testing.assert_close(drawn_from, expected, atol=1e-4, rtol=0)
+                checked += 1
+    assert checked > 20
+
+
+@pytest.mark.parametrize("size, budget", [(2, 10_000), (32, 100)])
+@pytest.mark.parametrize("likeliest", [{"temperature": 0}, {"top_p": 1e-9}])
+def test_batches_change_no_token(model, tokenizer, monkeypatch, size, budget, likeliest):
+    """Nor do left padding, shared prompts, rows that leave and dropout; a budget holds."""
+    monkeypatch.setattr(S, "SLICE", size)
+    ends_often(model, 2.0)
+    prompts = [chat("a"), chat("bbb b and a longer one " * 3), chat("cc"), chat("a")]
+    encoded = [encode(tokenizer, prompt) for prompt in prompts]
+    expected = [alone(model, ids, 9) for ids in encoded]
+    shapes = []
+    watch(monkeypatch, model.train(), lambda given: shapes.append(given["input_ids"].shape))
+    options = {**likeliest, "max_new_tokens": 9, "sample_tokens": budget}
+    answers = sampler(model, tokenizer, **options)(prompts, 2)
+    for ids, wanted, pair in zip(encoded, expected, answers, strict=True):
+        assert [answer.prompt_ids for answer in pair] == [ids, ids]
+        assert [answer.completion_ids for answer in pair] == [wanted, wanted]
+        assert [answer.truncated for answer in pair] == [wanted[-1] != 2] * 2
+    assert model.training and all(rows * width <= budget for rows, width in shapes)
+
+
+def test_a_prompt_is_read_once_and_rows_that_ended_leave(qwen, tokenizer, monkeypatch):
+    monkeypatch.setattr(S, "SLICE", 2)
+    read, rows = [], []
+    embed = qwen.model.embed_tokens
+    real = embed.forward
+    monkeypatch.setattr(embed, "forward", lambda ids: read.append(ids.numel()) or real(ids))
+    watch(monkeypatch, ends_often(qwen), lambda given: rows.append(len(given["input_ids"])))
+    torch.manual_seed(3)
+    (answers,) = sampler(qwen, tokenizer, max_new_tokens=12)([chat("a long prompt " * 9)], 8)
+    lengths = [len(answer.completion_ids) for answer in answers]
+    assert rows == [sum(n > made for n in lengths) for made in range(0, max(lengths), 2)]
+    assert len(set(rows)) > 2 and sum(read) < len(answers[0].prompt_ids) + 8 * 12
+
+
+def test_a_seed_repeats_a_run(qwen, tokenizer):
+    sample, runs = sampler(ends_often(qwen, 1.0), tokenizer, max_new_tokens=40), []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        runs.append(sample([chat("a"), chat("bbb b")], 3))
+    assert runs[0] == runs[1] != runs[2]
+
+
+def test_a_batch_that_does_not_fit_is_halved_counted_and_said(qwen, tokenizer, monkeypatch):
+    tried, largest = [], 3
+
+    def refuse(given):
+        tried.append(len(given["input_ids"]))
+        if tried[-1] > largest:
+            raise torch.OutOfMemoryError("no room")
+
+    watch(monkeypatch, qwen, refuse)
+    sample = sampler(qwen, tokenizer)
+    with pytest.warns(UserWarning) as said:
+        (answers,) = sample([chat("hello")], 10)
+    row = len(encode(tokenizer, chat("hello"))) + 6
+    assert str(said[-1].message).endswith(f"a batch holds at most {10 * row // 4} tokens")
+    assert tried == [10, 5, 2, 2, 2, 2, 2] and sample.halved == 2
+    assert all(answer.completion_ids for answer in answers)
+
+    tried.clear()
+    sample([chat("hello")], 10)
+    assert max(tried) == 2  # it does not try again what did not fit
+    largest = 0
+    with pytest.raises(torch.OutOfMemoryError), pytest.warns(UserWarning):
+        sample([chat("hello")], 10)  # nothing is left to halve
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_logits_that_are_no_numbers_are_refused_and_the_model_is_as_before(qwen, tokenizer, bad):
+    own = qwen.generation_config
+    ends_often(qwen, bad).train()
+    with pytest.raises(ValueError, match="logits are not finite"):
+        sampler(qwen, tokenizer)([chat("hello")], 2)
+    assert qwen.training and qwen.generation_config is own
+
+
+def answer_of(model, tokenizer, monkeypatch, tail):
+    new = torch.tensor([tail])
+    monkeypatch.setattr(model, "generate", lambda input_ids, **_: torch.cat([input_ids, new], 1))
+    return sampler(model, tokenizer, max_new_tokens=len(tail))([chat("q")], 1)[0][0]
+
+
+CASES = [  # pad token, what `generate` gives, how much of it is kept, truncated
+    (2, [5, 6, 2, 2, 2], 3, False),
+    (None, [5, 6, 2, 2, 2], 3, False),
+    (0, [5, 77, 0, 0, 0], 2, False),
+    (0, [2, 0, 0, 0, 0], 1, False),
+    (0, [5, 6, 7, 8, 9], 5, True),
+    (0, [5, 6, 7, 8, 2], 5, False),
+    (0, [5, 0, 6, 2, 0], 4, False),
+]
+
+
+@pytest.mark.parametrize("pad, tail, kept, truncated", CASES)
+def test_end_token_and_padding(qwen, tokenizer, monkeypatch, pad, tail, kept, truncated):
+    """The end token is kept, padding is not, and a sampled padding token is a token."""
+    tokenizer.pad_token_id = pad
+    qwen.generation_config.eos_token_id = [77]  # the tokenizer's is 2: both end a completion
+    answer = answer_of(qwen, tokenizer, monkeypatch, tail)
+    assert answer.completion_ids == tail[:kept] and answer.truncated == truncated
+    assert answer.text == tokenizer.decode([token for token in tail if token not in (0, 2, 77)])
+
+
+def test_ids_are_kept_as_sampled_where_the_text_has_other_ones(qwen, tokenizer, monkeypatch):
+    letters = tokenizer.convert_tokens_to_ids(list("hello"))
+    assert len(tokenizer("hello", add_special_tokens=False)["input_ids"]) < 5
+    answer = answer_of(qwen, tokenizer, monkeypatch, [*letters, 2])
+    assert answer.completion_ids == [*letters, 2] and answer.text == "hello"
+
+
+def test_special_thinking_tags_and_spaces_stay_in_the_text(qwen, tokenizer, monkeypatch):
+    tokenizer.add_tokens([AddedToken("</think>", special=True)])
+    tokenizer.clean_up_tokenization_spaces = True
+    tail = tokenizer("x , y</think>z .</s>", add_special_tokens=False)["input_ids"]
+    assert answer_of(qwen, tokenizer, monkeypatch, tail).text == "x , y</think>z ."
+
+
+def test_devices():
+    assert pick_device("cpu") == CPU and pick_device().type in ("cpu", "cuda", "mps")
+    for name in ("cuda:99", "gpu"):
+        with pytest.raises(ValueError, match=f"device '{name}' cannot be used") as refused:
+            pick_device(name)
+        assert "\n" not in str(refused.value)
+    with autocast(CPU):
+        assert torch.nn.Linear(2, 2)(torch.ones(1, 2)).dtype == torch.float32
+
+
+def test_load_model_says_in_a_sentence_what_is_wrong(tmp_path, tokenizer, qwen, monkeypatch):
+    (tmp_path / "runs").mkdir()
+    monkeypatch.chdir(tmp_path)
+    for path in ("/no/such", "./model", "../model", "~/model", "a/b/c", "runs/model"):
+        with pytest.raises(ValueError, match="there is no such folder"):  # no hub is asked
+            load_model(path, CPU)
+
+    tokenizer.save_pretrained("model")
+    for name, content in [("config.json", "{"), ("model.safetensors", "{")]:
+        qwen.save_pretrained("model")
+        (tmp_path / "model" / name).write_text(content)
+        with pytest.raises(ValueError, match="cannot load a model from './model'") as refused:
+            load_model("./model", CPU)
+        assert "\n" not in str(refused.value)
+
+    qwen.save_pretrained("model")
+    (tmp_path / "model" / "chat_template.jinja").unlink()
+    with pytest.raises(ValueError, match="has no chat template"):
+        load_model("./model", CPU)
+
+
+def test_load_model_warns_of_a_turn_end_that_ends_nothing(tmp_path, tokenizer, qwen):
+    qwen.bfloat16().train().save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        model, _ = load_model(str(tmp_path), CPU)
+    assert not model.training and {p.dtype for p in model.parameters()} == {torch.float32}
+
+    tokenizer.add_tokens([AddedToken("<|im_end|>", special=True)])
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content }}<|im_end|></s>{% endfor %}"
+    tokenizer.save_pretrained(tmp_path)
+    with pytest.warns(UserWarning, match=r"ends an answer with '<\|im_end\|>'"):
+        load_model(str(tmp_path), CPU)
