@@ -56,13 +56,14 @@ def scripted(script, seen=None):
                 seen.append(prompt)
             contents = [message["content"] for message in prompt]
             name = contents[0].removeprefix("Solve ").removesuffix(".")
-            said = contents[1::2]
+            said = [content.splitlines()[1] for content in contents[1::2]]
             lines = script[name] if isinstance(script[name][0], list) else [script[name]]
             lines = [line for line in lines if line[: len(said)] == said] or lines
             line = lines[copies[name] % len(lines)]
             copies[name] += 1
             word = line[min(len(said), len(line) - 1)]
-            answers.append(None if word is None else [Completion(word, [1, 2], [3, 4, 5])] * n)
+            completion = Completion(f"```python\n{word}\n```", [1, 2], [3, 4, 5])
+            answers.append(None if word is None else [completion] * n)
         return answers
 
     return sample
