@@ -37,7 +37,6 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import fcntl
-import functools
 import glob
 import json
 import math
@@ -179,8 +178,8 @@ def _score(pair: tuple) -> Result:
     for again in (False, True):
         worker = _take(new=again)  # the second try is a new judge's: what is idle may be dead, too
         try:
-            send(worker.socket, [text, code, limits])
-            answer = receive(worker.socket, seconds=bound(limits["timeout"]))
+            send(worker.socket, json.dumps([text, code, limits]))
+            answer = json.loads(receive(worker.socket, seconds=bound(limits["timeout"])))
         except TimeoutError:
             worker.close()
             return verdict("timeout", "The tests ran out of time.", failed)

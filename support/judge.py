@@ -50,7 +50,7 @@ import types
 from typing import Any
 
 from support import confine
-from support.sandbox import CHANGEABLE, SHARED, Wire, fill, receive, send, zygote
+from support.sandbox import CHANGEABLE, SHARED, Wire, receive, send, zygote
 
 
 def dunder(names: str) -> set:
@@ -60,6 +60,7 @@ def dunder(names: str) -> set:
 PASSED = ("passed", "")
 OWN_SECONDS = 4  # CPU seconds of the judge for one program, beside the program's own limit
 NOTHING = object()  # no value: nothing was called, or it gave none
+KEPT_EQUAL = 2000  # elements of containers that both sides hold
 TURN = 0.01  # seconds of each wait that are the machine's, not the program's
 FIXTURE, MARK = r"pytest\.fixture\b|fixture\b", r"pytest\.mark\.(?!skipif|usefixtures)\w+"
 UNHOSTED = {  # what reaches beyond plain values: a test file that uses it is left out
@@ -192,7 +193,10 @@ class Plan:
         self.names |= imported | attributes
         if not reference.body or "*" in imported:
             own = set(itertools.chain(*map(defined_names, trees)))
-            self.names |= used - own - {*dir(builtins), *sys.stdlib_module_names, "pytest", "numpy"}
+            for node in itertools.chain(*(find(tree, ast.Attribute) for tree in trees)):
+                if getattr(node.value, "id", "") in sys.stdlib_module_names:
+                    own.add(node.value.id)  # such as math, where the reference imports it
+            self.names |= used - own - set(dir(builtins))
         self.names -= {"*"}
 
     def find_objects(self, trees: list, reference: ast.Module) -> None:
@@ -211,15 +215,18 @@ class Plan:
             if operators & family:
                 operators |= family
         capital = not reference.body and any(name[:1].isupper() for name in self.names)
-        self.operators = OPERATORS if capital else OPERATORS & operators
-        attributes = set()
+        self.operators = OPERATORS if capital else OPERATORS & operators | dunder("eq ne hash")
+        attributes, read = set(), set()
         for tree in trees:
+            called = {id(node.func) for node in find(tree, ast.Call)}
             modules = {name for node in find(tree, ast.Import) for name in imported_names(node)}
             for node in find(tree, ast.Attribute):
                 if ast.unparse(node.value) not in modules | {"self"}:
-                    attributes.add(node.attr)
-        attributes -= DATA_ATTRIBUTES | {"value", "tolist", "shape", "dtype", "all", "any"}
-        self.objects = bool(classes or attributes) or capital
+                    (attributes if id(node) in called else read).add(node.attr)
+        # Data has methods, but hardly any attribute that is read.
+        read -= {"value", "shape", "dtype", "ndim", "size", "T", "real", "imag", "args", "__name__"}
+        attributes -= DATA_ATTRIBUTES | {"tolist", "all", "any"}
+        self.objects = bool(classes or attributes or read) or capital
 
     def read_unit(self, tree: ast.Module) -> Unit:
         """Wrap each statement that asserts, and collect the test functions."""
@@ -315,6 +322,8 @@ class Asserts(ast.NodeTransformer):
 
     def visit_Call(self, node: ast.Call) -> ast.expr:
         self.generic_visit(node)
+        if ast.unparse(node.func) == "type" and len(node.args) == 1:
+            node.func = ast.Name("__type__", ast.Load())
         if re.match(r"self\.assert\w*Equal$", ast.unparse(node.func)) and len(node.args) > 1:
             node.args[:2] = self.reorder(*node.args[:2])
         return node
@@ -392,8 +401,7 @@ def defined_names(tree: ast.Module) -> set:
 def is_exception(node: ast.ClassDef, classes: list) -> bool:
     """A class of the reference is an exception: the judge has a class for it."""
     for base in map(ast.unparse, node.bases):
-        known = getattr(builtins, base, None)
-        if isinstance(known, type) and issubclass(known, BaseException):
+        if is_exception_class(getattr(builtins, base, None)):
             return True
         if any(other.name == base and is_exception(other, classes) for other in classes):
             return True
@@ -407,6 +415,10 @@ def require(node: Any) -> None:
         root = module.partition(".")[0]
         if root not in ("", "solution") and importlib.util.find_spec(root) is None:
             raise Unscorable(f"the tests need the module {root}")
+
+
+def is_exception_class(x: Any) -> bool:
+    return isinstance(x, type) and issubclass(x, BaseException)
 
 
 def refuse(tree: ast.Module) -> None:
@@ -451,6 +463,7 @@ class Run:
         self.unsent: Any = None  # what a test handed over that cannot be sent
         self.quiet = False
         self.seconds_right: list = []
+        self.guarded: set = set()
         self.cpu_seconds = 0.0
         self.stand_ins: dict = {}  # by the program's number
         self.kinds: dict = {}  # classes of stand-ins, by the program's number
@@ -517,7 +530,7 @@ class Run:
 
     def printed(self, given: str) -> str:
         """What the program prints for an input, in a new process."""
-        self.last = (f"with the input {show(given, 300)} the program", None, NOTHING)
+        self.last = (f"with the input {show(given, 300)} the program", "", 0, NOTHING)
         memory = hasattr(os, "memfd_create")  # a full disk must not fail the program
         with contextlib.ExitStack() as files:
             source = os.fdopen(os.memfd_create("in"), "w+b") if memory else tempfile.TemporaryFile()
@@ -537,7 +550,7 @@ class Run:
             self.answer()
         words = text.decode("utf-8", "replace")
         words += f"...[{size - limit} cut]" if size > limit else ""
-        self.last = (*self.last[:2], words)
+        self.last = (*self.last[:3], words)
         return words
 
     def wait_for(self, output: Any) -> bytes:
@@ -552,7 +565,7 @@ class Run:
         missing = {name: Missing(self, name) for name in self.plan.names - set(found)}
         for name, value in {**found, **(missing if self.empty else {})}.items():
             setattr(module, name, value)
-        space = {"__name__": "test", "__test__": self.test, "__equal__": equal}
+        space = {"__name__": "test", "__test__": self.test, "__equal__": equal, "__type__": kind_of}
         space |= {"__first__": self.first, "__second__": lambda: self.seconds_right.pop()}
         for line in self.plan.imports:  # a test may use what the solution imports
             with contextlib.suppress(ImportError):
@@ -656,8 +669,7 @@ class Run:
         """(status, line of feedback) of what failed a test with this source."""
         call, value = "the program", NOTHING
         if self.last:
-            label, request, value = self.last
-            call = label if request is None else self.text(label, request)
+            call, value = self.text(*self.last[:3]), self.last[3]
         if isinstance(error, Died):
             return error.args[0], f"{call} {error.args[1]}"
         if isinstance(error, ImportError) and error.name == "solution":
@@ -682,14 +694,23 @@ class Run:
         verb = "printed" if self.plan.kind == "stdin" else "returned"
         return "failed", f"{call} {verb} {show(value, room)}, expected {expected}"
 
-    def text(self, label: str, request: list) -> str:
-        """A call as a line of code."""
-        function, args, kwargs = request
+    def text(self, label: str, request: str, first: int) -> str:
+        """A call as a line of code, with its arguments as they were when it began."""
+        if not request:
+            return label
         wire = Wire(self)
-        words = [show(wire.unpack(arg), 100) for arg in args]
+        wire.objects, wire.count = self.wire.objects | self.wire.undone, first
+        try:
+            _, changes, value = json.loads(request)
+            for _, parts in changes:
+                wire.unpack_all(parts)
+            function, args, kwargs = wire.unpack(value)
+        except Exception:  # an argument was forgotten since
+            return f"{label}(...)"
+        words = [show(arg, 100) for arg in args]
         if isinstance(function, str):  # a method: the first is its owner
             words = words[1:]
-        words += [f"{name}={show(wire.unpack(value), 100)}" for name, value in kwargs.items()]
+        words += [f"{name}={show(value, 100)}" for name, value in kwargs.items()]
         return cut(f"{label}({', '.join(words)})", 300)
 
     # ------------------------------------------------------------------ the program
@@ -701,6 +722,7 @@ class Run:
         self.patience = wall(self.limits["timeout"])
         self.socket, theirs = socket.socketpair()
         with theirs:
+            self.wire = Wire(self)
             files = [source, sink, theirs.fileno()]
             socket.send_fds(self.control, [json.dumps(self.limits).encode()], files)
         start = {
@@ -710,7 +732,7 @@ class Run:
             "names": list(names),
             "operators": [*self.plan.operators],
         }
-        self.exchange(start)
+        self.exchange(json.dumps(start))
 
     def start(self, names: list) -> dict:
         """Define the program; those of the names that it has."""
@@ -734,7 +756,7 @@ class Run:
             self.socket.close()
             self.socket = None
             send(self.control, "stop")
-            code, seconds = receive(self.control)
+            code, seconds = json.loads(receive(self.control))
             self.cpu_seconds = max(self.cpu_seconds, seconds)
             late = code == -signal.SIGPROF or seconds >= 0.98 * self.limits["timeout"]
             self.ending = (code, late)
@@ -743,48 +765,42 @@ class Run:
         self.death = Died(status, text)
         raise self.death
 
-    def exchange(self, message: Any) -> None:
+    def exchange(self, text: str) -> None:
+        """Send a message. Where the program has ended, its last words are still to be read."""
         if self.death:
             raise self.death
-        self.socket.settimeout(self.patience)
+        self.socket.settimeout(max(0.001, self.patience))
         try:
-            send(self.socket, message)
+            send(self.socket, text)
         except TimeoutError:
             self.die("timeout", "ran out of time")
         except OSError:
-            pass  # it has ended: what it said before tells why
+            pass
 
-    def answer(self, wire: Any = None, function: Any = "") -> Any:
+    def answer(self, function: Any = "") -> Any:
         """What the program says: its value, or its exception, raised here."""
         if self.death:
             raise self.death
-        wire = wire or Wire(self)
-        sent = len(wire.objects)
         try:
             begin = time.monotonic()
-            reply = receive(self.socket, self.limits["output_bytes"], max(0.01, self.patience))
+            text = receive(self.socket, self.limits["output_bytes"], max(0.001, self.patience))
             self.patience -= max(0.0, time.monotonic() - begin - TURN)
-            if isinstance(reply, dict):
-                error = self.raised(reply, function)
-            else:
-                packed, changes = reply
-                value = wire.unpack(packed)
-                changes = [(wire.objects[:sent][n], wire.unpack_all(new)) for n, new in changes]
-                for target, new in changes:
-                    if isinstance(target, CHANGEABLE) or type(target).__name__ == "ndarray":
-                        if id(target) not in module_wide():
-                            fill(target, new)
-                return value
+            raised, value = self.wire.read(text)
         except TimeoutError:
             self.die("timeout", "ran out of time")
         except OverflowError:
             self.die("error", f"returned more than {self.limits['output_bytes']} bytes")
         except (OSError, EOFError):
-            self.ended()
-            return None
+            return self.ended()
         except Exception:
             self.die("error", "sent something that is no answer")
-        raise error
+        if not raised:
+            return value
+        if isinstance(value, StopIteration) and function not in ("take items", "__next__"):
+            error = RuntimeError("the program raised StopIteration")  # it would end a map()
+            error._line = value._line
+            raise error
+        raise value
 
     def ended(self) -> None:
         """The program's process is gone. For a main program that may be right."""
@@ -802,23 +818,6 @@ class Run:
             how = f"was ended by {names.get(-code, f'signal {-code}')}"
         self.die("error", how)
 
-    def raised(self, reply: dict, function: Any) -> BaseException:
-        """An exception as the tests know it."""
-        wire = Wire(self)
-        kind = self.load(*split(reply["class"]), wire)
-        text, line = str(reply["text"]), int(reply["line"])
-        if issubclass(kind, StopIteration) and function not in ("take items", "__next__"):
-            kind, text = RuntimeError, "the program raised StopIteration"  # it would end a map()
-        args = wire.unpack(reply["args"])
-        args = args if isinstance(args, tuple) else (text,)
-        try:
-            error = kind.__new__(kind, *args)
-        except Exception:
-            error = RuntimeError.__new__(RuntimeError)
-        error.args = args
-        error._line, error._text, error._number = line, text, int(reply["number"])
-        return error
-
     def ask(self, label: str, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Have the program do function(*args, **kwargs).
 
@@ -826,29 +825,51 @@ class Run:
         """
         if self.quiet:
             raise Asked
-        wire = Wire(self)
+        self.forget()
+        first = self.wire.count
         try:
-            request = [
-                None if isinstance(function, Missing) else wire.pack(function),
-                [wire.pack(arg) for arg in args],
-                {name: wire.pack(value) for name, value in kwargs.items()},
-            ]
+            if isinstance(function, Missing):
+                Wire(self).write((args, kwargs))
+            else:
+                request = self.wire.write((function, list(args), kwargs))
         except (TypeError, ValueError, RecursionError) as error:
             if self.empty:
                 raise Unscorable(f"a test hands the program what cannot cross: {error}") from None
             self.unsent = TypeError(f"what cannot be sent to the program: {error}")
             raise self.unsent from None
-        if label:
-            self.last = (label, request, NOTHING)
         if isinstance(function, Missing):
+            self.last = (label, Wire(self).write(("", [label, *args], kwargs)), 0, NOTHING)
             error = NameError(f"name '{label}' is not defined")
             error._line = 0
             raise error
-        self.exchange(request)
-        value = self.answer(wire, function)
         if label:
-            self.last = (label, request, value)
+            self.last = (label, request, first, NOTHING)
+        self.exchange(request)
+        value = self.answer(function)
+        if label:
+            self.last = (label, request, first, value)
         return value
+
+    def forget(self) -> None:
+        """Forget the containers that no test can see any more, and the old ones if there are many.
+
+        So a turn costs the same after many calls. What both forgot is no longer kept equal.
+        """
+        room, objects = KEPT_EQUAL, self.wire.objects
+        for number in reversed(list(objects)):
+            x = objects[number]
+            room -= 1 + len(x) if hasattr(x, "__len__") else 1
+            if room < 0 or sys.getrefcount(x) <= 3:  # in objects, as x, as an argument
+                self.wire.forget(number)
+                self.wire.gone.append(number)
+
+    def may_change(self, x: Any) -> bool:
+        """No program changes what modules of this process hold, such as keyword.kwlist."""
+        if not self.guarded:
+            modules = [module for name, module in sys.modules.items() if name != "solution"]
+            held = gc.get_referents(*gc.get_referents(*modules))
+            self.guarded = {id(x) for x in held if isinstance(x, CHANGEABLE)}
+        return id(x) not in self.guarded
 
     def export(self, x: Any, wire: Wire) -> list:
         """What of the judge is no data, for the program."""
@@ -871,14 +892,19 @@ class Run:
     def load(self, kind: str, parts: list, wire: Wire) -> Any:
         """What of the program is no data, for the tests."""
         if kind == "shared":
-            if parts[0] not in SHARED:
+            value = getattr(builtins, parts[0])
+            if parts[0] not in SHARED and not is_exception_class(value):
                 raise ValueError(parts[0])
-            return getattr(builtins, parts[0])
+            return value
+        if kind == "error":
+            return self.load_error(*parts, wire)
         if kind == "class":
             return self.exception_class(*parts[:3], parts[3:])
         if kind == "stream":
             number, is_generator = parts
-            stream = self.stream(Remote(self, number, "iterator"))
+            stream = self.stream(
+                Remote(self, number, "iterator")
+            )  # its items, as they are asked for
             stream = stream if is_generator else itertools.chain(stream)
             self.streams[id(stream)] = (number, stream)
             return stream
@@ -893,6 +919,20 @@ class Run:
             self.stand_ins[parts[0]] = kind(self, int(parts[0]), kind.__name__)
         return self.stand_ins[parts[0]]
 
+    def load_error(self, kind: list, number: int, text: str, args: Any, line: int, wire: Wire):
+        """An exception as the tests know it."""
+        kind, args = self.load(kind[0], kind[1:], wire), wire.unpack(args)
+        args = args if isinstance(args, tuple) else (text,)
+        if number not in self.stand_ins:
+            try:
+                error = kind.__new__(kind, *args)
+            except Exception:
+                error = RuntimeError.__new__(RuntimeError)
+            error.args = args
+            error._line, error._text, error._number = int(line), str(text), int(number)
+            self.stand_ins[number] = error
+        return self.stand_ins[number]
+
     def stand_in_class(self, names: list, own: list, methods: list) -> type:
         allowed = [name for name in own if name in self.plan.operators or name == "__call__"]
         space = {name: operator_named(name) for name in allowed}
@@ -901,11 +941,10 @@ class Run:
 
     def exception_class(self, number: int, module: str, name: str, bases: list) -> type:
         known = getattr(sys.modules.get(module), name, None)
-        if isinstance(known, type) and issubclass(known, BaseException):
-            if module == "builtins" or issubclass(known, Exception):
-                return known
+        if is_exception_class(known) and (module == "builtins" or issubclass(known, Exception)):
+            return known
         if number not in self.errors:
-            parents = tuple(self.load(*split(base), Wire(self)) for base in bases)
+            parents = tuple(self.load(base[0], base[1:], self.wire) for base in bases)
             space = {"_run": self, "_number": number}
             try:
                 self.errors[number] = type(name, (Raised, *parents), space)
@@ -1006,8 +1045,8 @@ def operator_named(name: str) -> Any:
     return method
 
 
-def split(packed: list) -> tuple:
-    return packed[0], packed[1:]
+def kind_of(x: Any) -> Any:
+    return x._run.ask("", type, x) if isinstance(x, Remote) else type(x)
 
 
 def equal(left: Any, right: Any) -> None:
@@ -1026,13 +1065,6 @@ def parameters(names: Any, values: Any, **_: Any) -> list[dict]:
             value = [value]
         rows.append(dict(zip(names, value, strict=True)))
     return rows
-
-
-def module_wide() -> set:
-    """The ids of what modules of this process hold: no program may change it."""
-    modules = list(sys.modules.values())
-    held = gc.get_referents(*gc.get_referents(*modules))
-    return {id(x) for x in held if isinstance(x, CHANGEABLE)}
 
 
 def wall(timeout: float) -> float:
@@ -1172,7 +1204,7 @@ def main(number: int, folder: str, isolation: str) -> None:
     plans = functools.lru_cache(200)(functools.partial(ready, control))
     while True:
         try:
-            problem, code, limits = receive(trainer)
+            problem, code, limits = json.loads(receive(trainer))
         except (EOFError, OSError):  # the trainer has ended
             os._exit(0)
         limit_cpu(limits)
@@ -1180,7 +1212,7 @@ def main(number: int, folder: str, isolation: str) -> None:
             answer = Run(plans(problem), code, limits, control).result()
         except Unscorable as error:
             answer = {"status": "unscorable", "lines": [str(error)], "tests": []}
-        send(trainer, answer)
+        send(trainer, json.dumps(answer))
 
 
 def limit_cpu(limits: dict) -> None:

@@ -3,16 +3,16 @@
 In:  from the judge, over a socket: the program, then one request after another.
 Out: one reply for each request; how the program ended and the CPU seconds that it used.
 
-A request is [function, arguments, keyword arguments]: one form for all that a test may do with a
-program. Calls, attributes, operators and iteration differ only in the function. A reply holds the
-value, and the arguments that the call changed in place; or the exception that was raised.
+A request is (function, arguments, keyword arguments): one form for all that a test may do with a
+program. Calls, attributes, operators and iteration differ only in the function. A reply is (whether
+it raised, the value or the exception).
 
-Values cross as JSON. A plain value is itself; all else is a list that begins with its kind. Lists,
-dicts and other containers are counted in the order in which they first appear. So both sides know
-what ["same", 0] means, and an alias stays an alias:
+Values cross as JSON. A plain value is itself; all else is a list that begins with its kind. Both
+sides count the containers as they first meet them, so ["same", 1] means the same list to both. A
+message begins with what its sender has changed since the last one:
 
-    judge:   f(xs), xs = [3, 1]     [f, [["list", 3, 1]], {}]            xs is number 0
-    program: sorts it, returns it   [["same", 0], [[0, [1, 3]]]]         the value is xs, xs is [1, 3]
+    judge    f(xs), xs = [3, 1]     [[], [], ["tuple", f, ["list", ["list", 3, 1]], ["dict"]]]
+    program  sorts xs, returns it   [[], [[2, [1, 3]]], ["tuple", false, ["same", 2]]]
 
 What is no data stays in the program: the judge knows it by a number. Standard library only.
 """
@@ -21,6 +21,7 @@ import atexit
 import builtins
 import collections
 import contextlib
+import copy
 import functools
 import gc
 import importlib
@@ -61,7 +62,8 @@ def fill(x: Any, parts: Any) -> Any:
     """Give a container new contents, in place."""
     if isinstance(x, dict):
         x.clear()
-        dict.update(x, zip(parts[::2], parts[1::2], strict=True))
+        for key, value in zip(parts[::2], parts[1::2], strict=True):
+            x[key] = value
     elif isinstance(x, (list, bytearray)):
         x[:] = parts
     elif hasattr(x, "tolist"):
@@ -147,27 +149,84 @@ def kind_of(x: Any) -> str | None:
 
 
 class Wire:
-    """The values of one request and its reply, as JSON. Each side has one that counts the same.
+    """Values as JSON, and the containers that both sides hold, kept equal.
 
-    other.export(x, wire) packs what is no data, other.load(kind, parts) finds it again.
+    A message is [gone, changes, value]: the numbers that both sides may forget, the new contents of
+    what this side has changed since the last message, and a value. other.export(x, wire) packs what
+    is no data, other.load(kind, parts, wire) finds it again.
 
-    >>> a = [1, (2.5, None)]
-    >>> Wire().pack([a, a, {3: b"x"}])
-    ['list', ['list', 1, ['tuple', 2.5, None]], ['same', 1], ['dict', 3, ['bytes', 'x']]]
+    >>> sender, receiver, a = Wire(), Wire(), [3, 1]
+    >>> sender.write((a, {"k": b"x"}))
+    '[[], [], ["tuple", ["list", 3, 1], ["dict", "k", ["bytes", "x"]]]]'
+    >>> a.append(2)
+    >>> sender.write({"again": a})
+    '[[], [[1, [3, 1, 2]]], ["dict", "again", ["same", 1]]]'
     """
 
     def __init__(self, other: Any = None) -> None:
         self.other = other
-        self.objects: list = []  # what was met in this exchange
-        self.numbers: dict = {}  # its place, by id
+        self.objects: dict = {}  # what both sides hold, by number
+        self.numbers: dict = {}  # the numbers, by id
+        self.before: dict = {}  # the contents when both sides were last equal, by number
+        self.count = 0
+        self.gone: list = []  # forgotten here, and not told yet
+        self.undone: dict = {}  # what the last message changed here, as it was before
 
-    def note(self, x: Any) -> Any:
-        self.numbers[id(x)] = len(self.objects)
-        self.objects.append(x)
-        return x
+    def write(self, value: Any, tell_changes: bool = True) -> str:
+        """A message. Raises TypeError for what cannot cross, ValueError for absurd sizes."""
+        first, changed = self.count, {}
+        for number, old in self.before.items() if tell_changes else ():
+            new = contents(self.objects[number])
+            if len(new) != len(old) or any(map(operator.is_not, new, old)):
+                changed[number] = new
+        try:
+            changes = [(number, self.pack_all(new)) for number, new in changed.items()]
+            text = json.dumps([self.gone, changes, self.pack(value)])
+        except BaseException:
+            for number in range(first, self.count):  # the other side never met them
+                self.forget(number)
+            self.count = first
+            raise
+        self.gone = []
+        self.before |= changed
+        self.remember(first)
+        return text
+
+    def read(self, text: str) -> Any:
+        """The value of a message. From a hostile program any exception may follow."""
+        gone, changes, value = json.loads(text)
+        for number in gone:
+            self.forget(number)
+        first, self.undone = self.count, {}
+        for number, parts in changes:
+            x = self.objects[number]
+            self.undone[number] = fill(copy.copy(x), self.before[number])
+            new = self.unpack_all(parts)
+            if self.other.may_change(x):
+                fill(x, new)
+            self.before[number] = contents(x)
+        value = self.unpack(value)
+        self.remember(first)
+        return value
+
+    def note(self, x: Any) -> int:
+        number = self.count
+        self.count += 1
+        self.numbers[id(x)], self.objects[number] = number, x
+        return number
+
+    def remember(self, first: int) -> None:
+        """Take down the contents of what was met since a number."""
+        for number in range(first, self.count):
+            x = self.objects[number]
+            if isinstance(x, CHANGEABLE) or type(x).__name__ == "ndarray":
+                self.before[number] = contents(x)
+
+    def forget(self, number: int) -> None:
+        self.before.pop(number, None)
+        self.numbers.pop(id(self.objects.pop(number, None)), None)
 
     def pack(self, x: Any) -> Any:
-        """A value as JSON. Raises TypeError for what cannot cross, ValueError for absurd sizes."""
         kind = type(x)
         if kind in ATOMS or (kind is int and -(2**63) < x < 2**63):
             return x
@@ -181,38 +240,38 @@ class Wire:
 
     def pack_all(self, parts: list) -> list:
         kinds = set(map(type, parts))
-        if kinds <= ATOMS or (kinds == {int} and -(2**63) < min(parts) and max(parts) < 2**63):
+        if kinds <= ATOMS or (kinds == {int} and min(parts) > -(2**63) and max(parts) < 2**63):
             return parts
         return list(map(self.pack, parts))
 
     def unpack(self, x: Any) -> Any:
-        """The inverse of pack. What a hostile program sent may raise any exception here."""
         if type(x) is not list:
             return x
         kind, *parts = x
         if kind == "same":
             return self.objects[parts[0]]
-        if kind in ("list", "dict"):
-            return fill(self.note(KINDS[kind][0]()), self.unpack_all(parts))
         if kind not in KINDS:
             return self.other.load(kind, parts, self)
-        place = len(self.objects)
-        self.objects.append(None)
-        self.objects[place] = KINDS[kind][2](*self.unpack_all(parts))
-        self.numbers[id(self.objects[place])] = place
-        return self.objects[place]
+        if kind in ("list", "dict"):
+            value = KINDS[kind][0]()
+            self.note(value)
+            return fill(value, self.unpack_all(parts))
+        number = self.note(None)
+        self.objects[number] = KINDS[kind][2](*self.unpack_all(parts))
+        self.numbers[id(self.objects[number])] = number
+        return self.objects[number]
 
     def unpack_all(self, parts: list) -> list:
         return list(map(self.unpack, parts)) if list in set(map(type, parts)) else parts
 
 
-def send(connection: socket.socket, message: Any) -> None:
-    """Send one message, a line of JSON."""
-    connection.sendall(json.dumps(message).encode() + b"\n")
+def send(connection: socket.socket, text: str) -> None:
+    """Send one message: a line."""
+    connection.sendall(text.encode() + b"\n")
 
 
-def receive(connection: socket.socket, limit: float = 1e9, seconds: float | None = None) -> Any:
-    """One message. Raises EOFError (the other side is gone), TimeoutError, OverflowError (bytes)."""
+def receive(connection: socket.socket, limit: float = 1e9, seconds: float | None = None) -> str:
+    """One message. Raises EOFError (the other is gone), TimeoutError, OverflowError (bytes)."""
     end = time.monotonic() + (seconds or 0)
     line = bytearray()
     while not line.endswith(b"\n"):
@@ -224,7 +283,7 @@ def receive(connection: socket.socket, limit: float = 1e9, seconds: float | None
         line += part
         if len(line) > limit:
             raise OverflowError("the message is too long")
-    return json.loads(line)
+    return line[:-1].decode()
 
 
 class Program:
@@ -232,14 +291,15 @@ class Program:
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
-        self.kept: list = []  # what the judge knows by a number
+        self.wire = Wire(self)
+        self.kept: list = []  # what the judge knows by a number: objects, classes, iterators
         self.numbers: dict = {}  # the numbers, by id
         self.told: set = set()  # ids of the classes that the judge was told of
         self.broken: dict = {}  # what ended an iterator, for the next request to tell
 
     def serve(self) -> None:
         """Define the program, then answer until the judge ends this process."""
-        start = receive(self.connection)
+        start = json.loads(receive(self.connection))
         self.classes = set(start["names"])  # a class that the tests name stays a class
         self.operators = start["operators"]  # the dunder methods that the tests may use
         main = start["module"] == "__main__"
@@ -249,27 +309,30 @@ class Program:
         if main:
             error = end_main(module, error)
         wanted = {name: getattr(module, name) for name in start["names"] if hasattr(module, name)}
-        self.reply(Wire(self), error, wanted)
+        self.reply(error, wanted)
         while not main:
             self.answer(receive(self.connection))
 
-    def answer(self, request: list) -> None:
-        wire, value, changed, error = Wire(self), None, [], None
+    def answer(self, request: str) -> None:
+        value, error = None, None
         try:
-            function = wire.unpack(request[0])
-            args = wire.unpack_all(request[1])
-            kwargs = {name: wire.unpack(value) for name, value in request[2].items()}
-            sent = [(n, x, contents(x)) for n, x in enumerate(wire.objects) if is_changeable(x)]
-            if isinstance(function, str):
-                function = self.take if function == "take items" else method(args.pop(0), function)
+            function, args, kwargs = self.wire.read(request)
+            if function == "take items":
+                function = self.take
+            elif isinstance(function, str):
+                function, args = method(args[0], function), args[1:]
             value = function(*args, **kwargs)
-            for number, x, old in sent:
-                new = contents(x)
-                if len(new) != len(old) or any(map(operator.is_not, new, old)):
-                    changed.append((number, new))
         except BaseException as fault:
             error = fault
-        self.reply(wire, error, value, changed)
+        self.reply(error, value)
+
+    def reply(self, error: BaseException | None, value: Any = None) -> None:
+        """Say (whether it raised, the value or the exception)."""
+        try:
+            text = self.wire.write((error is not None, value if error is None else error))
+        except BaseException as fault:  # a value that cannot cross
+            text = self.wire.write((True, fault), tell_changes=False)
+        send(self.connection, text)
 
     def take(self, source: Any, size: int) -> list:
         """Up to `size` items. What ends an iterator is raised when no item is left to give."""
@@ -285,27 +348,13 @@ class Program:
             self.broken[id(source)] = error
         return items
 
-    def reply(self, wire: Wire, error: Any, value: Any = None, changed: Any = ()) -> None:
-        """Send the value and the changed arguments, or what was raised."""
-        try:
-            if error is None:
-                packed = wire.pack(value)  # first: both sides count what they meet in this order
-                changes = [(number, wire.pack_all(parts)) for number, parts in changed]
-                text = json.dumps([packed, changes])
-        except BaseException as fault:  # a value that cannot cross
-            error = fault
-        if error is not None:
-            text = json.dumps(self.describe(error))
-        self.connection.sendall(text.encode() + b"\n")
-
-    def describe(self, error: BaseException) -> dict:
-        """An exception: its class, number, message, arguments, and the line that raised it."""
+    def export_error(self, error: BaseException, wire: Wire) -> list:
+        """An exception: class, number, message, arguments, the line of the program."""
         text, args = "", None
         with contextlib.suppress(BaseException):  # its own __str__, and what cannot cross
             text = str(error)[:4000]
-            args = Wire(self).pack(error.args)
-        if len(json.dumps(args)) > 10_000:
-            args = None
+            if len(Wire(self).write(error.args)) < 10_000:
+                args = error.args
         line = error.lineno if isinstance(error, SyntaxError) else 0
         trace = error.__traceback__
         while trace:
@@ -313,7 +362,7 @@ class Program:
                 line = trace.tb_lineno
             trace = trace.tb_next
         kind = self.export_class(type(error))
-        return {"class": kind, "number": self.keep(error), "text": text, "args": args, "line": line}
+        return ["error", kind, self.keep(error), text, wire.pack(args), line]
 
     def keep(self, x: Any) -> int:
         if id(x) not in self.numbers:
@@ -329,6 +378,8 @@ class Program:
             return ["shared", name]
         if isinstance(x, type) and issubclass(x, BaseException):
             return self.export_class(x)
+        if isinstance(x, BaseException):
+            return self.export_error(x, wire)
         names = [base.__name__ for base in kind.__mro__]
         if self.classes.isdisjoint(names):
             for base in kind.__mro__:
@@ -355,6 +406,9 @@ class Program:
         bases = [self.export_class(base) for base in kind.__bases__ if base is not object]
         return ["class", self.keep(kind), str(kind.__module__), kind.__name__[:60], *bases]
 
+    def may_change(self, x: Any) -> bool:
+        return True
+
     def load(self, kind: str, parts: list, wire: Wire) -> Any:
         """What the judge means by a number or a name."""
         if kind == "iterator":
@@ -371,10 +425,6 @@ def is_own(kind: type, name: str) -> bool:
     if name == "__str__" and is_own(kind, "__repr__"):  # str() goes by it
         return True
     return getattr(kind, name, None) not in (None, getattr(object, name, None))
-
-
-def is_changeable(x: Any) -> bool:
-    return isinstance(x, CHANGEABLE) or type(x).__name__ == "ndarray"
 
 
 def method(owner: Any, name: str) -> Any:
@@ -467,4 +517,5 @@ def zygote(control: socket.socket, folder: str, isolated: bool) -> None:
                 os.kill(target, signal.SIGKILL)
         _, status, usage = os.wait4(child, 0)
         cage.close(place)
-        send(control, [os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime])
+        seconds = usage.ru_utime + usage.ru_stime
+        send(control, json.dumps([os.waitstatus_to_exitcode(status), seconds]))
