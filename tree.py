@@ -156,16 +156,18 @@ def refinement_messages(messages: Messages, text: str, feedback: str) -> Message
     return [*messages, answer, {"role": "user", "content": request}]
 
 
-LONGEST = 50_000  # characters of an answer that are read, from its end: parsing is slow
+LONGEST = 40_000  # characters of an answer that are read, from its end: parsing is slow
 READS_AND_PRINTS = [r"\binput *\(|\bstdin\b(?! *=)|\bopen *\( *0", r"\bprint *\(|\bstdout\b"]
 DEFINES = r"^[ \t]*(async +)?(def|class) +{0}\b|^[ \t]*{0} *(:[^=\n]*)?= *(lambda\b|[^\W\d][\w.]*$)"
 END_OF_THOUGHT = re.compile("</think(?:ing)?>")
 TAG = r"[{.]*(?:[\w./-]+\.py|(?:i?python|pypy|py)[\d.]*(?: +[\d.]+)?)(?![\w-])"  # of Python
 REOPENING = re.compile(rf"(?im){TAG}|[\w+#.-]+[ \t]*$")
-OPENING = re.compile(  # a fence behind list marks, or behind text if at most a tag follows
-    r"(?im)^(?:(?:[ \t]|(?:[-*+]|\d+[.)])[ \t])*|(?:[^`\n]|`{1,2}(?!`))*+(?=`+(?:python\b|\S*[ \t]*$)))"
-    rf"(?P<mark>```|~~~)[`~]*(?=[^`\n]*$)[ \t]*(?P<python>{TAG})?[ \t]*"
-    r"(?:(?=(?:def|class|import|from) +\w|@\w|[\w, ]+ = |[\w.]+\()|(?P<rest>.*)$)"  # code or rest
+LIST = r"(?:[ \t]|(?:[-*+]|\d+[.)])[ \t])*"  # blanks, and the marks of list items
+TEXT = r"(?:[^`\n]|`{1,2}(?!`))*+(?=`+(?:python\b|\S*[ \t]*$))"  # any, if at most a tag follows
+CODE = r"(?:def|class|import|from) +\w|@\w|[\w, ]+ = |[\w.]+\("  # on the line of the fence
+OPENING = re.compile(
+    rf"(?im)^(?:{LIST}|{TEXT})(?P<mark>```|~~~)[`~]*(?=[^`\n]*$)"
+    rf"[ \t]*(?P<python>{TAG})?[ \t]*(?:(?={CODE})|(?P<rest>.*)$)"
 )
 WHOLE, TAGGED, UNTAGGED, OUTSIDE = 3, 2, 1, 0
 
@@ -197,9 +199,9 @@ def extract_code(text: str, entry_point: str = "", thinking: bool = False) -> st
 
 
 def split_fences(text: str) -> list[tuple[int, str]]:
-    """The fenced blocks of an answer (50 at most) and the text outside, each with its kind."""
+    """The fenced blocks of an answer (40 at most) and the text outside, each with its kind."""
     blocks, outside, place = [], [], 0
-    for _ in range(50):
+    for _ in range(40):
         opening = OPENING.search(text, place)
         begin = opening.start("mark") if opening else len(text)
         *thoughts, between = END_OF_THOUGHT.split(text[place:begin])
@@ -222,13 +224,13 @@ def split_fences(text: str) -> list[tuple[int, str]]:
 def find_end(text: str, begin: int, mark: str) -> tuple[int, int]:
     """Where the code of a block ends, and where the text behind its closing fence begins.
 
-    The fence is the next on its own line, the next such outside of long strings, or the next
-    behind code: the first of these up to which the block parses, else the first.
+    The fence is on its own line or behind code, and a string may hold others. Of four places the
+    block ends at the first up to which it parses, else at the next fence on its own line.
     """
-    fence = rf"^[ \t]*{mark}[`~]*"
-    in_string = r'""".*?"""' r"|'''.*?'''"
-    patterns = [rf".*?({fence}|\Z)", rf"(?:{in_string}|(?!{fence}).)*+({fence}|\Z)"]
-    patterns.append(rf".*?({mark}[`~]*|\Z)")
+    in_string = r'""".*?"""' r"|'''.*?'''" r"|'[^'\n]*'" r'|"[^"\n]*"' r"|#[^\n]*"
+    patterns = []
+    for fence in (rf"^[ \t]*{mark}[`~]*", rf"{mark}[`~]*"):
+        patterns += [rf".*?({fence}|\Z)", rf"(?:{in_string}|(?!{fence}).)*+({fence}|\Z)"]
     found = [re.compile(each, re.DOTALL | re.MULTILINE).match(text, begin) for each in patterns]
     parsed = [match for match in found if read(text[begin : match.start(1)])[1]]
     end, behind = [*parsed, *found][0].span(1)
