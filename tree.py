@@ -156,7 +156,7 @@ def refinement_messages(messages: Messages, text: str, feedback: str) -> Message
     return [*messages, answer, {"role": "user", "content": request}]
 
 
-LONGEST = 40_000  # characters of an answer that are read, from its end: parsing is slow
+LONGEST = 30_000  # characters of an answer that are read, from its end: parsing is slow
 READS_AND_PRINTS = [r"\binput *\(|\bstdin\b(?! *=)|\bopen *\( *0", r"\bprint *\(|\bstdout\b"]
 DEFINES = r"^[ \t]*(async +)?(def|class) +{0}\b|^[ \t]*{0} *(:[^=\n]*)?= *(lambda\b|[^\W\d][\w.]*$)"
 END_OF_THOUGHT = re.compile("</think(?:ing)?>")
@@ -199,9 +199,9 @@ def extract_code(text: str, entry_point: str = "", thinking: bool = False) -> st
 
 
 def split_fences(text: str) -> list[tuple[int, str]]:
-    """The fenced blocks of an answer (40 at most) and the text outside, each with its kind."""
+    """The fenced blocks of an answer (30 at most) and the text outside, each with its kind."""
     blocks, outside, place = [], [], 0
-    for _ in range(40):
+    for _ in range(30):
         opening = OPENING.search(text, place)
         begin = opening.start("mark") if opening else len(text)
         *thoughts, between = END_OF_THOUGHT.split(text[place:begin])

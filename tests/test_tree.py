@@ -19,7 +19,9 @@ import propagate
 import tree as T
 from tree import Completion, Node, build_trees, draw, extract_code, groups, walk
 
-CASES = Path(__file__).parent / "cases" / "extraction.jsonl"
+CASES = Path(__file__).parent / "cases"
+ANSWERS = [json.loads(line) for line in (CASES / "extraction.jsonl").open(encoding="utf-8")]
+PARTS = json.loads((CASES / "parts.json").read_text(encoding="utf-8"))  # of which answers are made
 
 
 def problem(name="p", prompt="write f", entry_point="f"):
@@ -232,9 +234,7 @@ def behaves(case, code):
     return out.getvalue() == case["stdout"] if "stdout" in case else True
 
 
-@pytest.mark.parametrize(
-    "case", [json.loads(line) for line in CASES.open()], ids=lambda case: case["name"]
-)
+@pytest.mark.parametrize("case", ANSWERS, ids=lambda case: case["name"])
 def test_an_answer_is_read_as_a_careful_human_reads_it(case):
     code = extract_code(case["answer"], case["entry_point"], case.get("thinking", False))
     assert behaves(case, code) or case.get("arguable")
@@ -243,40 +243,6 @@ def test_an_answer_is_read_as_a_careful_human_reads_it(case):
 def test_a_warning_of_the_parser_is_neither_shown_nor_an_error(recwarn):
     program = "def f():\n    return '\\d'  # <|endoftext|>"
     assert extract_code(f"```python\n{program}\n```", "f") == program and not recwarn
-
-
-BODIES = ["return x * 2", "y = [x, 'a``b']\nreturn y", "'''Doc.\n\n```\nf(1)\n```\n'''\nreturn x"]
-BODIES += ["s = '</think>'\nreturn s", "if x > 1:\n    return 1\nreturn {'<think>': x}"]
-BEHIND = [
-    "",
-    "\n\nThis doubles x.",
-    "\n\nExample:\n\n```\n4\n8\n```",
-    "\n```bash\npython x.py\n```",
-]
-BEHIND += [
-    "\n```python\nprint(f(2))\n```",
-    "\n```\n>>> f(2)\n4\n```",
-    "\n```\nO(n)\n```\nIt's fine.",
-]
-BEHIND += ["\n```python\nf = f(3)\n```", "\n```text\nInput: 3\n```", "\n```pycon\n>>> f(1)\n2\n```"]
-BEFORE = ["", "Sure!\n\n", "<think>It's\n```python\ndef f(x): return 0\n</think>\n", "- a\n- b\n\n"]
-BEFORE += [
-    "Draft:\n```TAG\ndef f(x): pass\n```\nNo.\n",
-    "```\n$ ls\n```\n",
-    "\ufeff",
-    "# Code\n",
-]
-TAGS = [
-    "python",
-    "py",
-    "Python 3",
-    "python3.11",
-    "{.python}",
-    'python title="a"',
-    "python:a.py",
-    "",
-]
-OPENERS = ["", "1. ", "  - ", "    ", "\t", "> ", "> - ", "**Solution:** ", "<answer>", "\u200b"]
 
 
 def fenced(program, opener, mark, tag, end):
@@ -290,15 +256,15 @@ def fenced(program, opener, mark, tag, end):
 
 @settings(deadline=None, max_examples=400)
 @given(
-    st.lists(st.sampled_from(BODIES), min_size=1, max_size=3),
-    st.sampled_from(BEFORE),
-    st.sampled_from(OPENERS),
+    st.lists(st.sampled_from(PARTS["bodies"]), min_size=1, max_size=3),
+    st.sampled_from(PARTS["before"]),
+    st.sampled_from(PARTS["openers"]),
     st.sampled_from(["```", "~~~", "````", "`````"]),
-    st.sampled_from(TAGS),
+    st.sampled_from(PARTS["tags"]),
     st.sampled_from(
         ["\n{inside}{mark}", "\n{inside}{mark} Done.", "{mark}", "\n{inside}{mark}</answer>"]
     ),
-    st.sampled_from(BEHIND),
+    st.sampled_from(PARTS["behind"]),
     st.booleans(),
 )
 def test_a_program_is_found_again_in_any_answer(
@@ -324,54 +290,26 @@ def indented(body):
 @settings(deadline=None, max_examples=200)
 @given(
     st.sampled_from(["n = int(input())\nprint(n)", "import sys\nprint(len(sys.stdin.read()))"]),
-    st.sampled_from(OPENERS),
-    st.sampled_from(TAGS),
-    st.lists(st.sampled_from([text for text in BEHIND if "print" not in text]), max_size=3),
+    st.sampled_from(PARTS["openers"]),
+    st.sampled_from(PARTS["tags"]),
+    st.lists(
+        st.sampled_from([text for text in PARTS["behind"] if "print" not in text]), max_size=3
+    ),
 )
 def test_a_program_that_reads_and_prints_is_found_again(program, opener, tag, behind):
     answer = fenced(program, opener, "```", tag, "\n{inside}{mark}") + "".join(behind)
     assert extract_code(answer).split() == program.split()
 
 
-PIECES = [
-    "```",
-    "\n```",
-    "```python\n",
-    "~~~\n",
-    "'''",
-    '"""',
-    "x = 1\n",
-    "def f(x):\n  return x\n",
-]
-PIECES += [
-    "</think>",
-    "<think>",
-    "> ",
-    "- ",
-    "\t",
-    "\0",
-    "\ud800",
-    "(",
-    "\r",
-    "\ufeff",
-    "text. ```py\n",
-]
-
-
 @settings(deadline=None, max_examples=300)
-@given(st.one_of(st.text(), st.lists(st.sampled_from(PIECES)).map("".join)), st.booleans())
+@given(st.one_of(st.text(), st.lists(st.sampled_from(PARTS["pieces"])).map("".join)), st.booleans())
 def test_any_text_is_read(text, thinking):
     for name in ("f", "", "Solution.f"):
         code = extract_code(text, name, thinking)
         assert code == "" or code.strip()
 
 
-@pytest.mark.parametrize(
-    "piece",
-    ["\n", " ", "`", "x ```\n", "```python\n", "'''\n```\n", "</think>", "<think>", "1\n", "x=1\n"]
-    + ["f(", "a,", "> ", "> ```\n", "- ", "1", "~~~a", "x = '```'\n", "```\n(\n```\n", "def f\n"]
-    + ["\ufeff\n", "a.py", "f: ", "input(", "```python\n</think>\n", "elif a:\n", "[a]", "\r\n"],
-)
+@pytest.mark.parametrize("piece", PARTS["repeated"])
 def test_a_megabyte_of_anything_takes_less_than_a_second_of_processor_time(piece):
     text = piece * (1_000_000 // len(piece))
     used = []
