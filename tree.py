@@ -5,8 +5,8 @@ In: problems with `.prompt`, `.id` and `.entry_point`, and two functions of your
     execute(jobs)       for each (problem, code) a result: .reward .status .feedback .public_passed
 Out: for each problem the root of its tree. The root (turn 0) is no attempt.
 
-It needs Python alone: copy the file into your project. `python tree.py` grows a tree and draws it.
-`python tree.py runs/x/trees.jsonl` draws the trees of a run.
+It needs Python alone: copy the file into your project. `python tree.py` draws an example.
+`python tree.py runs/x/trees.jsonl` draws the trees of a run (with support/page.py).
 """
 
 import ast
@@ -16,10 +16,12 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
+from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any
 
 Messages = list[dict[str, str]]
+SOLVED = attrgetter("solved")
 
 
 @dataclass
@@ -57,12 +59,8 @@ class Node:
     problem: Any = None
 
 
-def is_solved(node: Node) -> bool:
-    return node.solved
-
-
 def build_trees(
-    problems: list, sample: Callable, execute: Callable, turns: int, group_size: int, stop=is_solved
+    problems: list, sample: Callable, execute: Callable, turns: int, group_size: int, stop=SOLVED
 ) -> list[Node]:
     """Grow one tree for each problem, turn by turn (paper).
 
@@ -169,7 +167,6 @@ OPENING = re.compile(
     rf"(?im)^(?:{LIST}|{TEXT})(?P<mark>```|~~~)[`~]*(?=[^`\n]*$)"
     rf"[ \t]*(?P<python>{TAG})?[ \t]*(?:(?={CODE})|(?P<rest>.*)$)"
 )
-WHOLE, TAGGED, UNTAGGED, OUTSIDE = 3, 2, 1, 0
 
 
 def extract_code(text: str, entry_point: str = "", thinking: bool = False) -> str:
@@ -189,17 +186,17 @@ def extract_code(text: str, entry_point: str = "", thinking: bool = False) -> st
     names = entry_point.split(".") if entry_point else []
     wanted = [DEFINES.format(re.escape(name)) for name in names] or READS_AND_PRINTS
 
-    programs = [(0, 0, False, 0, "")]
-    for place, (kind, block) in enumerate([(WHOLE, text), *split_fences(text)]):
+    programs = [(0, False, False, 0, "")]
+    for place, (tagged, block) in enumerate([(False, text), *split_fences(text)]):
         code, parses = read(block)
         done = sum(re.search(pattern, code, re.MULTILINE) is not None for pattern in wanted)
-        if code.strip() and not code.startswith(">>>") and (kind == TAGGED or (parses and done)):
-            programs.append((done, kind, parses, place, code))
+        if code.strip() and not code.startswith(">>>") and (tagged or (parses and done)):
+            programs.append((done, tagged, parses, place, code))
     return max(programs)[-1]
 
 
-def split_fences(text: str) -> list[tuple[int, str]]:
-    """The fenced blocks of an answer (30 at most) and the text outside, each with its kind."""
+def split_fences(text: str) -> list[tuple[bool, str]]:
+    """The text outside of fences, and the first 30 blocks: (tagged as Python, code) each."""
     blocks, outside, place = [], [], 0
     for _ in range(30):
         opening = OPENING.search(text, place)
@@ -216,9 +213,9 @@ def split_fences(text: str) -> list[tuple[int, str]]:
         if thoughts and not read(text[begin:end])[1]:
             place = thoughts[-1].start()  # the fence was opened in the thought
         elif opening["python"] or not opening["rest"]:
-            blocks.append((TAGGED if opening["python"] else UNTAGGED, text[begin:end]))
+            blocks.append((opening["python"] is not None, text[begin:end]))
     outside = "\n".join(outside)
-    return [] if "<think" in outside else [*blocks, (OUTSIDE, outside)]
+    return [] if "<think" in outside else [(False, outside), *blocks]
 
 
 def find_end(text: str, begin: int, mark: str) -> tuple[int, int]:
