@@ -46,8 +46,7 @@ OTHER_LOGITS = "it changes its logits in a way that is not known here"
 def rows_logprobs(model: Any, rows: Sequence[Row], temperature: float = 1.0) -> tuple[Tensor, ...]:
     """Log-probabilities of the completions and their mask, both (B, C), on the model's device.
 
-    At most CHUNK logits exist at a time: the backward makes each chunk again. With T tokens in the
-    tree the mask has T * T numbers; "flex_attention" keeps only blocks (no backward on the CPU).
+    At most CHUNK logits exist at a time: the backward makes each chunk again.
     A model that packing is wrong for gets padded rows. One warning for each model says why.
     """
     ids, attention_mask, mask = (tensor.to(model.device) for tensor in pad_rows(rows, pad_id=0))
@@ -76,9 +75,8 @@ def why_padded(model: Any) -> str:
     ):
         return f"its attention ({attention}) takes no mask of four dimensions"
 
-    layers = set(getattr(config, "layer_types", None) or [])
-    if not layers and getattr(config, "sliding_window", None):
-        layers = {"sliding_window"}
+    window = ["sliding_window"] if getattr(config, "sliding_window", None) else []
+    layers = set(getattr(config, "layer_types", None) or window)
     partial = ", ".join(sorted(layers - {"full_attention"}))
     return f"not every layer has full attention ({partial})" if partial else ""
 
@@ -86,8 +84,7 @@ def why_padded(model: Any) -> str:
 def micro_batches(model: Any, rows: Sequence[Row], token_budget: int) -> list[list[int]]:
     """Cut rows into batches, lists of row numbers, that compute at most `token_budget` tokens each.
 
-    A batch computes the tokens of its tree, or rows * (P+C) if the model gets padded rows. A row
-    longer than the budget is a batch of its own. Every row is in one batch.
+    That is the tokens of its tree, or rows * (P+C) if padded. A longer row is a batch of its own.
     """
     packed = not why_padded(model)
     ids = [[*prompt, *completion] for prompt, completion in rows]
@@ -110,9 +107,8 @@ def micro_batches(model: Any, rows: Sequence[Row], token_budget: int) -> list[li
 
 
 def lay_out(rows: Sequence[Row]) -> tuple[list[int], list[int], list[int], list[list[int]]]:
-    """Rows as one tree: token, position and end of every slot.
-
-    And for every row the slots that predict its completion: for each token, the slot before it.
+    """Rows as one tree: token, position and end of every slot; for every row, the slots that
+    predict its completion tokens (each is the slot before its token).
 
     >>> x, y, a, b, c, d = range(6)
     >>> lay_out([([x, y], [a, b]), ([x, y], [a, c]), ([x], [d])])
@@ -174,7 +170,7 @@ def _packed_logprobs(model: Any, rows: Sequence[Row], temperature: float) -> Ten
 
 
 def _attention_mask(model: Any, ends: Tensor) -> Any:
-    """Which slot sees which, in the form that the model's attention takes."""
+    """Which slot sees which: T * T numbers, or for "flex_attention" blocks (CPU: no backward)."""
 
     def sees(batch: Any, head: Any, q: Tensor, k: Tensor) -> Tensor:
         return (k <= q) & (q < ends[k])
