@@ -23,16 +23,9 @@ RANDOM = settings(deadline=None, max_examples=12, phases=[Phase.generate])
 EMPTY = "pass"  # the program that every problem meets when it is loaded
 
 
-def problem(tests, kind="assert", entry="", public=(), reference="", context="", **more):
-    return SimpleNamespace(
-        kind=kind,
-        tests=tests,
-        public_tests=list(public),
-        entry_point=entry,
-        reference=reference,
-        context=context,
-        **more,
-    )
+def problem(tests, kind="assert", entry="", public=(), **more):
+    fields = {"kind": kind, "tests": tests, "public_tests": list(public), "entry_point": entry}
+    return SimpleNamespace(**fields, **more)
 
 
 def functional(*pairs, entry="f", **more):
@@ -221,18 +214,12 @@ def containers(inner):
     items = st.lists(inner, max_size=3).map(", ".join)
     pairs = st.lists(st.tuples(hashable, inner).map(": ".join), max_size=3).map(", ".join)
     keys = st.lists(hashable, max_size=3).map(", ".join)
-    return st.one_of(
-        items.map("[{}]".format),
-        items.map("tuple([{}])".format),
-        items.map("deque([{}], 9)".format),
-        pairs.map("{{{}}}".format),
-        pairs.map("OrderedDict({{{}}})".format),
-        pairs.map("defaultdict(list, {{{}}})".format),
-        keys.map("Counter([{}])".format),
-        keys.map("set([{}])".format),
-        keys.map("frozenset([{}])".format),
-        keys.map("dict.fromkeys([{}]).keys()".format),
-    )
+    forms = [items.map(form.format) for form in ("[{}]", "tuple([{}])", "deque([{}], 9)")]
+    for form in ("{{{}}}", "OrderedDict({{{}}})", "defaultdict(list, {{{}}})"):
+        forms.append(pairs.map(form.format))
+    for form in ("Counter([{}])", "set([{}])", "frozenset([{}])", "dict.fromkeys([{}]).keys()"):
+        forms.append(keys.map(form.format))
+    return st.one_of(forms)
 
 
 @RANDOM
@@ -356,59 +343,37 @@ def test_d45_check_is_called():
 # ---------------------------------------------------------------------- what cannot be scored
 
 
-@pytest.mark.parametrize(
-    ("p", "why"),
-    [
-        (problem([]), "no tests"),
-        (problem(None), "no tests"),
-        (problem(["x = 1"], entry="f"), "no tests"),
-        (problem(["assert True"], entry="f"), "no tests"),
-        (problem(["assert f("], entry="f"), "cannot be read"),
-        (problem(["assert f()"], kind="other"), "kind"),
-        (problem([["a", "b", "c"]], kind="stdin"), "pair"),
-        (problem([["a", 3]], kind="stdin"), "types|pair"),
-        (problem([3], kind="functional", entry="f"), "pair"),
-        (functional(([1], 1), entry=""), "entry_point"),
-        (functional(([object()], 1)), "plain data"),
-        (problem(["def check(candidate):\n    assert candidate(1) == 1"]), "entry_point"),
-        (problem(["assert f(1) == 1"], entry="f", context="1 / 0"), "context"),
-        (problem(["assert f(1) == 1"], entry="f", context="import no_such_module"), "context"),
-        (problem(["import no_such_module\nassert f(1) == 1"], entry="f"), "no_such_module"),
-        (problem(["assert f(object()) == 1"], entry="f"), "object"),
-        (problem(["def test_a(tmp_path):\n    assert f(tmp_path)"], entry="f"), "tmp_path"),
-    ],
-)
-def test_d27_unscorable_is_found_with_an_empty_program(p, why):
+def test_d27_unscorable_is_found_with_an_empty_program():
     """It is the problem's fault alone, and the reason says which."""
-    for program in (EMPTY, "def f(*a): return 1"):
-        result = run(p, program)
-        assert (result.status, result.reward, result.tests) == ("unscorable", 0.0, []), result
-        assert not result.public_passed
-    empty = run(p, EMPTY).feedback
-    assert empty.startswith("This problem cannot be scored: ")
-    assert re.search(why, empty), empty
+    rows = [json.loads(line) for line in (CASES / "unscorable.jsonl").open()]
+    for row in [*rows, {"tests": [[[object()], 1]], "kind": "functional", "why": "plain data"}]:
+        why, p = row.pop("why"), problem(**row)
+        for program in (EMPTY, "def f(*a): return 1"):
+            result = run(p, program)
+            assert (result.status, result.reward, result.tests) == ("unscorable", 0.0, []), row
+            assert not result.public_passed
+            assert re.match(f"This problem cannot be scored: .*{why}", result.feedback), result
+
+
+HARD = """return {}
+return lambda: 1
+return open('/dev/null')
+return type
+return (x for x in [1])
+return 10 ** 600000
+return type('int', (), {})()
+raise Exception(f)
+return __import__('functools').reduce(lambda x, _: [x], range(3000))
+x = []; x.append(x); return x
+import numpy; return numpy.array([object()])
+from decimal import Decimal; return {Decimal('NaN'), Decimal(1)}"""
 
 
 def test_no_program_makes_its_problem_unscorable():
-    p = problem(
-        ["assert g(f(5)) == 5", "assert f(1)[0:2] == [1, 2]", "assert g(f(3).items) == 6"],
-        reference=(
-            "class Row(list): pass\nclass Box: pass\ndef f(n): return Box()\ndef g(x): return 6"
-        ),
-    )
-    deep = "x = n\n    for _ in range(3000): x = [x]\n    return x"
-    bodies = ["return {}", "return lambda: 1", "return open('/dev/null')", "return type", deep]
-    bodies += [
-        "return (x for x in [1])",
-        "x = []\n    x.append(x)\n    return x",
-        "return 10 ** 600000",
-    ]
-    bodies += [
-        "import decimal\n    return {decimal.Decimal('NaN'), decimal.Decimal(1)}",
-        "raise Exception(f)",
-    ]
-    bodies += ["import numpy\n    return numpy.array([object()])", "return type('int', (), {})()"]
-    programs = [f"def g(x): return 6\ndef f(n):\n    {body}" for body in bodies]
+    texts = ["assert g(f(5)) == 5", "assert f(1)[0:2] == [1, 2]", "assert g(f(3).items) == 6"]
+    reference = "class Row(list): pass\nclass Box: pass\ndef f(n): return Box()\ndef g(x): return 6"
+    p = problem(texts, reference=reference)
+    programs = [f"def g(x): return 6\ndef f(n):\n    {body}" for body in HARD.split("\n")]
     for program, result in zip(programs, run_many([(p, x) for x in programs]), strict=True):
         assert result.status in ("failed", "error", "memory", "timeout"), (program, result)
         assert result.total == 3 and result.reward < 1, (program, result)
@@ -426,17 +391,11 @@ def test_public_tests_run_first_and_nothing_hidden_is_told(kind, order):
         "stdin": [["777\n", "777"], ["1\n", "1"]],
     }
     hidden, public = rows[kind]
-    p = problem(
-        [hidden, public][::order], kind=kind, entry="f" * (kind != "stdin"), public=[public]
-    )
+    p = problem([hidden, public][::order], kind=kind, entry="f", public=[public])
     hide = "import os, sys\nseen = []\ndef f(n):\n    seen.append(n)\n    return {}\n"
     main = "print(f(int(input())))" if kind == "stdin" else ""
-    for value in (
-        "seen",
-        "os._exit(n == 777) or 0",
-        "1 / (n - 777) and 0",
-        "exec('while n == 777: pass') or 0",
-    ):
+    ends = ["os._exit(n == 777) or 0", "1 / (n - 777) and 0", "exec('while n == 777: pass') or 0"]
+    for value in ["seen", *ends]:
         result = run(p, hide.format(value) + main, timeout=0.3)
         assert "777" not in result.feedback and not result.public_passed, result
     result = run(p, hide.format("1") + main)
@@ -515,33 +474,15 @@ def test_functional_values_are_jsons():
 # ---------------------------------------------------------------------- feedback
 
 
-@pytest.mark.parametrize(
-    ("program", "feedback"),
-    [
-        ("def f(n): return 0", "f(3) returned 0, expected 2"),
-        (
-            "def f(n):\n    return 1 / 0",
-            "f(3) raised ZeroDivisionError: division by zero (line 2: return 1 / 0)",
-        ),
-        ("def g(n): return 0", "f(3) raised NameError: name 'f' is not defined"),
-        ("import os\ndef f(n): os._exit(0)", "f(3) ended before it answered"),
-        ("import os\ndef f(n): os._exit(3)", "f(3) ended with exit code 3"),
-        ("def f(n):\n    while True: pass", "f(3) ran out of time"),
-    ],
-)
-def test_feedback_names_call_value_and_expected(program, feedback):
+def test_feedback_names_call_value_and_expected():
     p = problem(["assert f(3) == 2", "x = f(13)\nassert x == 13", "assert f(2)"])
-    lines = run(p, program, timeout=0.3).feedback.split("\n")
-    assert lines[0] == f"Test 1 failed: {feedback}"
-    if "return 0" in program and "def f" in program:
-        assert lines[1] == "Test 2 failed: f(13) returned 0, expected 13"
-        assert lines[2].startswith("Test 3 failed: f(2) returned 0, expected f(2)")
-
-
-def test_feedback_of_a_program_that_does_not_load():
-    result = run(functional(([3], 2)), "def f(n:\n    return 1")
-    assert "the program raised SyntaxError: '(' was never closed" in result.feedback
-    assert "line 1: def f(n:" in result.feedback and result.status == "error"
+    for line in (CASES / "feedback.jsonl").open():
+        row = json.loads(line)
+        lines = run(p, row["program"], timeout=0.3).feedback.split("\n")
+        assert lines[0] == f"Test 1 failed: {row['feedback']}"
+    lines = run(p, "def f(n): return 0").feedback.split("\n")
+    assert lines[1] == "Test 2 failed: f(13) returned 0, expected 13"
+    assert lines[2].startswith("Test 3 failed: f(2) returned 0, expected f(2)")
 
 
 def test_feedback_is_the_same_text_for_the_same_failure():
