@@ -257,13 +257,16 @@ def test_what_breaks_off_fails_what_it_did_not_reach():
     p = problem([text], entry="f")
     assert run(p, "def f(n): return n if n != 2 else 1 / 0").tests == [True, False, True]
     rows = "import pytest\n@pytest.mark.parametrize('n', range(5))\ndef test_a(n):\n    r = f(n)\n    assert r == n"
-    for end in ("1 / 0", "os._exit(0)", "exec('while True: pass')"):
-        result = run(
-            problem([rows], entry="f"),
-            f"import os\ndef f(n): return {end} if n > 1 else n",
-            timeout=0.3,
-        )
-        assert result.tests == [False], end
+    after = "def test_a():\n    assert f(1) == 1\n    f(2)"
+    for text in (
+        rows,
+        after,
+        rows.replace("r = f(n)\n    assert r", "assert f(n)"),
+        "assert f(1) == 1\nf(2)",
+    ):
+        for end in ("1 / 0", "os._exit(0)", "exec('while True: pass')"):
+            program = f"import os\ndef f(n): return {end} if n > 1 else n"
+            assert run(problem([text], entry="f"), program, timeout=0.3).reward == 0, (text, end)
 
 
 def test_the_end_of_a_program_is_no_exception_that_a_test_can_expect():
