@@ -65,12 +65,12 @@ def corpus(name):
         yield name, task(kind), float(low), float(high), program
 
 
-def judged(programs, **limits):
+def judged(programs):
     """Score programs of a corpus; those whose reward is none of the allowed ones."""
     hostile = [p for p in programs if p[2] == 0]
     honest = [p for p in programs if p[2] == 1]
-    results = run_many([(p[1], p[4]) for p in hostile], timeout=0.3, memory_mb=256, **limits)
-    results += run_many([(p[1], p[4]) for p in honest], timeout=5, **limits)
+    results = run_many([(p[1], p[4]) for p in hostile], timeout=0.3, memory_mb=256)
+    results += run_many([(p[1], p[4]) for p in honest], timeout=5)
     faults = []
     for (name, p, low, high, _), result in zip(hostile + honest, results, strict=True):
         result.feedback.encode("utf-8")
@@ -206,13 +206,15 @@ def test_neither_programs_nor_many_threads_are_started():
 # ---------------------------------------------------------------------- reported faults
 
 
-def test_d26_an_early_exit_is_no_pass():
+def test_d26_d31_an_early_exit_is_no_pass_and_input_ends_at_once():
     exits = ("import sys; sys.exit(0)", "raise SystemExit", "quit()", "import os; os._exit(0)")
     for line in exits:
         for p in (ADD, task("square")):
             result = run(p, line)
             assert (result.reward, result.status) == (0, "error"), (line, result)
     assert run(problem([["", ""]], kind="stdin"), "def f(): raise ValueError\nf()").reward == 0
+    for p in (ADD, problem([["", "1"]], kind="stdin")):
+        assert "EOFError" in run(p, "x = input()").feedback
 
 
 def test_d28_a_broken_sandbox_stops_the_run(monkeypatch):
@@ -259,12 +261,6 @@ def test_d30_output_neither_blocks_nor_fills_memory():
         ["import sys\nprint('x' * 300_000, file=sys.stderr)\nassert f(1) == 1"], entry="f"
     )
     assert run(loud, "def f(x): return x").status in ("passed", "unscorable")
-
-
-def test_d31_input_ends_at_once():
-    for p in (ADD, problem([["", "1"]], kind="stdin")):
-        result = run(p, "x = input()")
-        assert result.status == "error" and "EOFError" in result.feedback
 
 
 def test_d33_cpu_time_decides():

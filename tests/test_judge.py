@@ -72,15 +72,20 @@ def test_verdicts_are_those_of_pytest(name):
 
 
 def plain(test: str, program: str) -> bool:
-    """Whether the program passes a test function `test_it` in plain Python."""
-    space: dict = {}
-    exec(program, space)
-    exec(test, space)
+    """Whether the program passes a test function `test_it` in plain Python, to its end."""
+    ended = []
+
+    def leave():
+        ended.append(True)
+        raise KeyboardInterrupt  # which no test of ours catches
+
+    space: dict = {"leave": leave}
+    exec(program.replace("os._exit(0)", "leave()") + "\n" + test, space)
     try:
         space["test_it"]()
-    except (Exception, pytest.fail.Exception):
+    except (Exception, KeyboardInterrupt, pytest.fail.Exception):
         return False
-    return True
+    return not ended
 
 
 def indented(lines):
@@ -115,22 +120,21 @@ def larger(inner):
 
 
 flows = st.lists(st.recursive(simple, larger, max_leaves=5), min_size=1, max_size=4)
-answers = st.lists(
-    st.sampled_from(["n", "n", "n", "n", "7", "int('x')", "{}[n]"]), min_size=5, max_size=5
-)
+values = st.sampled_from(["n", "n", "n", "n", "n", "7", "int('x')", "{}[n]", "os._exit(0)"])
+answers = st.lists(values, min_size=5, max_size=5)
 
 
 @RANDOM
 @given(st.lists(st.tuples(flows, answers), min_size=10, max_size=10))
 def test_control_flow_is_pythons(pairs):
-    """Loops, branches, try, return and raises around calls that are right, wrong, or raise."""
+    """Loops, branches, try, return and raises around calls that are right, wrong, raise or end."""
     jobs = []
     for flow, values in pairs:
         test = "\n".join(
             ["import pytest", "def test_it():", *indented(sum(flow, [])), "    assert f(0) == 0"]
         )
         branches = "".join(f"    if n == {n}: return {value}\n" for n, value in enumerate(values))
-        jobs.append((test, f"def f(n):\n{branches}"))
+        jobs.append((test, f"import os\ndef f(n):\n{branches}"))
     results = run_many([(problem([test], entry="f"), program) for test, program in jobs])
     for (test, program), result in zip(jobs, results, strict=True):
         case = f"{test}\n\n{program}\n{result}"
