@@ -36,7 +36,7 @@ from propagate import group_advantages, inter_prune, intra_prune, propagate
 from support import ranks, toy
 from support.metrics import describe, plot, timed
 from support.packing import micro_batches, rows_logprobs
-from support.run import Signals, check_folder, claim, read_settings, write
+from support.run import Signals, check_folder, claim, read_settings
 from support.sampling import autocast, check_model, pick_device
 from support.settings import at_least, flag, option, parse
 from support.state import State, listed_data, toy_data, trees_of_all
@@ -352,7 +352,7 @@ def evaluate_and_save(state: State, signals: Signals) -> None:
         everyone = [row for share in ranks.gather(rows) for row in share]
         summary = summarise(state.held_out, everyone, k)
         state.evaluations[step] = summary
-        write(state.folder / "evaluation.json", json.dumps(state.evaluations, indent=1) + "\n")
+        state.write("evaluation.json", state.evaluations)
         solved = [100 * score["value"] for score in summary["Iter-k"]["all"]]
         shown = "  ".join(f"Iter-{i} {percent:.1f}%" for i, percent in enumerate(solved, 1))
         print(f"after {step} steps  {shown}", flush=True)
@@ -407,7 +407,7 @@ def train(config: Config) -> Path:
     with lock, closing(executor), Signals() as signals:
         if config.resume:
             state.go_on()
-        write(folder / "settings.json", json.dumps(asdict(config), indent=1) + "\n")
+        state.write("settings.json", asdict(config))
         try:
             loop(state, signals)
             finish(state)
