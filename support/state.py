@@ -89,7 +89,8 @@ class State:
         base = config.model
         if not base and ranks.rank() == 0:
             base = str(toy.base_model(config.problems, config.seed, folder.parent))
-        self.model, self.tokenizer = load_model(ranks.gather(base)[0], device)
+        attention = "flex_attention" if device.type == "cuda" else "sdpa"  # see support/packing.py
+        self.model, self.tokenizer = load_model(ranks.gather(base)[0], device, attention)
         self.sampling_model = ranks.sampling_copy(self.model)
         self.sample = self.sampler(config.temperature)
         self.eval_sample = self.sampler(config.eval_temperature)
