@@ -557,11 +557,10 @@ class Link:
         """
         if self.quiet:
             raise Asked
-        self.forget()
         wire = Wire(self) if isinstance(function, Missing) else self.wire
         first = wire.count
         try:
-            request = wire.write((function, list(args), kwargs))
+            request = wire.write(function, kwargs or None, *args, gone=self.unseen(wire))
         except (TypeError, ValueError, RecursionError) as error:
             if self.empty:
                 raise Unscorable(f"a test hands the program what cannot cross: {error}") from None
@@ -579,18 +578,16 @@ class Link:
             self.last = (label, request, first, value)
         return value
 
-    def forget(self) -> None:
-        """Forget the containers that no test can see any more, and old ones if there are many.
-
-        So a turn costs the same after many calls. What is forgotten is no longer kept equal.
-        """
-        room, objects = KEPT_EQUAL, self.wire.objects
-        for number in reversed(list(objects)):
-            x = objects[number]
+    def unseen(self, wire: Wire) -> list:
+        """The numbers of containers that no test can see any more, and of old ones if there are
+        many. So a turn costs the same after many calls. They are not kept equal any longer."""
+        numbers, room = [], KEPT_EQUAL
+        for number in reversed(list(wire.objects)):
+            x = wire.objects[number]
             room -= 1 + (len(x) if hasattr(x, "__len__") else 0)
-            if room < 0 or sys.getrefcount(x) <= 3:  # in objects, as x, as an argument
-                self.wire.forget(number)
-                self.wire.gone.append(number)
+            if room < 0 or sys.getrefcount(x) <= 3:  # in wire.objects, as x, as an argument
+                numbers.append(number)
+        return numbers
 
     def may_change(self, x: Any) -> bool:
         """No program changes what modules of this process hold, such as keyword.kwlist."""
@@ -694,16 +691,16 @@ class Link:
         wire = Wire(self)
         wire.objects, wire.count = self.wire.objects | self.wire.undone, first
         try:
-            _, changes, content = json.loads(request)
+            _, changes, *content = json.loads(request)
             for _, parts in changes:
                 wire.unpack_all(parts)
-            function, args, kwargs = wire.unpack(content)
+            function, kwargs, *args = wire.unpack_all(content)
         except Exception:  # an argument was forgotten since
             return f"{label}(...)", value
         words = [show(arg, 100) for arg in args]
         if isinstance(function, str):  # a method: the first is its owner
             words = words[1:]
-        words += [f"{name}={show(x, 100)}" for name, x in kwargs.items()]
+        words += [f"{name}={show(x, 100)}" for name, x in (kwargs or {}).items()]
         return cut(f"{label}({', '.join(words)})", 300), value
 
 
