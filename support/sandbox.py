@@ -42,11 +42,10 @@ from support import confine
 
 PRELOADED = ("bisect", "cmath", "copy", "enum", "heapq", "math", "random", "string")
 ATOMS = {str, bool, float, type(None)}
-SHARED = set(  # what crosses by its name; the judge may call these, so none does harm
-    "int float complex str bool bytes list tuple dict set frozenset range object type len sum min "
-    "max abs round sorted reversed repr all any ord chr hex bin oct divmod pow hash isinstance "
-    "issubclass callable map filter zip enumerate NotImplemented".split()
-)
+SHARED = """int float complex str bool bytes list tuple dict set frozenset range object type len
+    sum min max abs round sorted reversed repr all any ord chr hex bin oct divmod pow hash
+    isinstance issubclass callable map filter zip enumerate NotImplemented"""
+SHARED = set(SHARED.split())  # builtins that cross by name: the judge calls them, so none does harm
 
 
 def contents(x: Any) -> list:
@@ -152,8 +151,8 @@ class Wire:
     """Values as JSON, and the containers that both sides hold, kept equal.
 
     A message is [gone, changes, value, ...]: the numbers that both sides forget after it, the new
-    contents of what this side changed since the last message, and values. other.export(x, wire) packs what
-    is no data, other.load(kind, parts, wire) finds it again.
+    contents of what this side changed since the last message, and values. What is no data goes
+    through other.export(x, wire), and comes through other.load(kind, parts, wire).
 
     >>> wire, a = Wire(), [3, 1]
     >>> wire.write((a, {"k": b"x"}), 2.5)
@@ -233,6 +232,8 @@ class Wire:
         if id(x) in self.numbers:
             return ["same", self.numbers[id(x)]]
         name = kind_of(x)
+        if name is None and self.other is None:
+            raise TypeError(f"a value of type {kind.__name__} cannot cross")
         if name is None:
             return self.other.export(x, self)
         self.note(x)
@@ -476,8 +477,9 @@ def candidate(files: list, folder: str, limits: dict, give_up_rights: Any) -> No
             if os.path.sameopenfile(place, 2):  # the judge's: locks and flags on it would stay
                 os.dup2(os.open(os.devnull, os.O_RDWR), place)
         os.closerange(4, 64)
-        sys.stdin = sys.__stdin__ = open(0, errors=sys.stdin.errors, closefd=False)
-        sys.stdout = sys.__stdout__ = open(1, "w", errors=sys.stdout.errors, closefd=False)
+        # New streams: the old ones recall whether the zygote's /dev/null can seek.
+        sys.stdin = sys.__stdin__ = os.fdopen(0, errors=sys.stdin.errors, closefd=False)
+        sys.stdout = sys.__stdout__ = os.fdopen(1, "w", errors=sys.stdout.errors, closefd=False)
         os.environ.update(HOME=folder, TMPDIR=folder)
         os.chdir(folder)
         os.setsid()
