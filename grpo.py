@@ -32,13 +32,8 @@ def pad_rows(rows: Sequence[Row], pad_id: int) -> tuple[Tensor, Tensor, Tensor]:
     token is trained on even if pad_id is the same id.
     ValueError: no rows, or a row without a prompt (nothing would predict its first token).
 
-    >>> ids, attention_mask, completion_mask = pad_rows([([5], [7, 2]), ([3, 4], [2])], pad_id=2)
-    >>> ids.tolist()
-    [[2, 5, 7, 2], [3, 4, 2, 2]]
-    >>> attention_mask.tolist()
-    [[0, 1, 1, 1], [1, 1, 1, 0]]
-    >>> completion_mask.tolist()
-    [[True, True], [True, False]]
+    >>> [t.tolist() for t in pad_rows([([5], [7, 2]), ([3, 4], [2])], pad_id=2)]
+    [[[2, 5, 7, 2], [3, 4, 2, 2]], [[0, 1, 1, 1], [1, 1, 1, 0]], [[True, True], [True, False]]]
     """
     if not rows or not all(len(prompt) for prompt, _ in rows):
         raise ValueError("a batch needs at least one row, and every row at least one prompt token")

@@ -4,10 +4,11 @@
     python murphy.py --problems my.jsonl --model Qwen/Qwen3-0.6B      your problems, a real model
     python murphy.py --output runs/x --resume               go on with a run that was stopped
 
-Read `loop` first: it is the method, step by step. Then `choose` and `update`.
+`loop` is the method, step by step; `choose` and `update` are its core.
 
-In: settings (`Config`). Out: a folder with the model, settings.json, metrics.jsonl, trees.jsonl,
-evaluation.json, curves.png and a checkpoint. `--turns 1 --credit none` is plain GRPO.
+In: settings (`Config` in support/settings.py). Out: a folder with the model, settings.json,
+metrics.jsonl, trees.jsonl, evaluation.json, curves.png and a checkpoint.
+`--turns 1 --credit none` is plain GRPO.
 """
 
 import signal
@@ -22,9 +23,8 @@ import shlex
 import warnings
 from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from transformers.utils import logging as transformers_logging
@@ -36,118 +36,41 @@ from propagate import group_advantages, inter_prune, intra_prune, propagate
 from support import ranks, toy
 from support.metrics import describe, plot, timed
 from support.packing import micro_batches, rows_logprobs
-from support.run import Signals, check_folder, claim, read_settings, write
+from support.run import Signals, check_folder, claim, read_settings
 from support.sampling import autocast, check_model, pick_device
-from support.settings import at_least, flag, option, parse
+from support.settings import FITTING, Config, flag, parse
 from support.state import State, listed_data, toy_data, trees_of_all
 from tree import Node, build_trees, draw, from_dict, groups, to_dict, walk
-
-method = partial(option, group="method")
-material = partial(option, group="model and problems")
-sampling = partial(option, group="sampling and executing")
-updating = partial(option, group="update")
-running = partial(option, group="run")
-
-FITTING = {  # what None stands for: (with the toy world's model, with any other)
-    "problems_per_step": (8, 4),
-    "steps": (150, 250),
-    "temperature": (1.0, 1.0),
-    "max_new_tokens": (16, 1024),
-    "feedback_tests": (1, 3),
-    "learning_rate": (6e-4, 1e-6),
-    "micro_tokens": (1024, 16_384),
-    "eval_temperature": (1.0, 0.7),
-}
-
 
 STATS = ("loss", "tokens", "ratio", "kl", "clipped", "entropy")  # of an update, as means
 
 
-@dataclass
-class Config:
-    """Settings of a run. [paper], [reported] and [ours] say where a default comes from.
+def loop(state: State, signals: Signals) -> None:
+    """All steps of a run: the method."""
+    evaluate_and_save(state, signals)
+    while state.step < state.config.steps:
+        # 1. Sample G programs for each problem of the step.
+        # 2. Run each against the problem's tests: its reward, and feedback on it.
+        # 3. Pair every failure with its feedback and sample again, for S turns: rollout trees.
+        trees = signals.unless(grow, state)
+        # 4. Credit: send the rewards of later attempts back to the earlier ones.
+        # 5. Prune: keep the groups, and in them the attempts, whose credits differ most.
+        # 6. Advantages: compare each attempt with its siblings.
+        kept = choose(trees, state.config)
+        # 7. Optimise every kept attempt under the prompt that it was sampled from.
+        numbers = learn(state, kept)
+        report(state, trees, numbers)
+        evaluate_and_save(state, signals)
 
-    None: the value that fits what is trained, from FITTING.
-    """
 
-    turns: int = method(2, "S: attempts on a path of the tree; 1 is GRPO [paper: 2]")
-    group_size: int = method(8, "G: completions sampled from one prompt [reported: 8]")
-    credit: Literal["mars", "mers", "none"] = method(
-        "mars", "best reward below [paper: MARS], discounted mean [reported: MERS], own reward"
-    )
-    gamma: float | None = method(None, "gamma: discount of MERS; none: 1 [ours]")
-    inter_budget: int | None = method(None, "InterP: groups kept per tree [reported]; none: all")
-    intra_budget: int | None = method(None, "IntraP: attempts kept per group [reported]; none: all")
-    scale_advantages: bool = method(True, "divide by the group's std; without: Dr. GRPO")
-
-    model: str = material("", "folder or Hugging Face id of a chat model; empty: a tiny one")
-    problems: str = material("doctest", "toy world doctest or cutoff, a known set, or a file")
-    limit: int | None = material(None, "use a seeded sample of so many problems; none: all")
-    eval_problems: str = material("", "held-out set; empty: part of the problems is held out")
-    eval_count: int | None = material(None, "held-out problems; none: toy 120, else a tenth")
-
-    problems_per_step: int | None = sampling(None, "rollout trees per step [ours]")
-    temperature: float | None = sampling(None, "of sampling, and of the log-probabilities")
-    max_new_tokens: int | None = sampling(None, "longest completion; a longer one is truncated")
-    sample_tokens: int = sampling(65_536, "tokens of one batch that is sampled; memory decides")
-    enable_thinking: bool = sampling(False, "ask the chat template for the thinking mode")
-    feedback_tests: int | None = sampling(None, "failing tests that the feedback names [ours]")
-    timeout: float = sampling(4.0, "CPU seconds of a program on its tests [ours]")
-
-    steps: int | None = updating(None, "steps of the run [ours]")
-    learning_rate: float | None = updating(None, "AdamW's highest rate [ours]")
-    warmup: int = updating(5, "steps of linear warm-up; then linear decay to a fifth [ours]")
-    minibatches: int = updating(2, "optimizer steps per step; with 1 nothing is ever clipped")
-    micro_tokens: int | None = updating(None, "tokens of one forward and backward; memory decides")
-    clip_low: float = updating(0.2, "epsilon below [paper: GRPO]")
-    clip_high: float = updating(0.2, "epsilon above [paper: GRPO]")
-    beta: float = updating(0.0, "weight of the KL to the first model; 0: no reference [ours]")
-    loss_norm: Literal["sequence", "token", "constant"] = updating(
-        "sequence", "what the loss is a mean over [paper: GRPO's]"
-    )
-    mask_truncated: bool = updating(False, "leave truncated completions out of the loss [ours]")
-    grad_clip: float = updating(1.0, "largest gradient norm [ours]")
-    gradient_checkpointing: bool = updating(False, "less memory, a third more time")
-
-    eval_every: int = running(75, "steps between evaluations; 0: only the first and the last")
-    eval_iterations: int = running(5, "k of Iter-1..k [paper: 5]")
-    eval_temperature: float | None = running(None, "temperature of evaluation; 0 is greedy")
-    log_trees_every: int = running(10, "steps between trees in trees.jsonl; 0: never")
-    save_every: int = running(25, "steps between checkpoints; 0: only at the end and at a signal")
-    output: str = running("", "output folder; empty: a new one under runs/")
-    resume: bool = running(False, "go on with the run in --output, with its settings")
-    device: str = running("auto", "auto, cpu, cuda, mps")
-    seed: int = running(0, "seed of everything random")
-
-    def __post_init__(self) -> None:
-        """Fill in what fits, and refuse what cannot work by the name of its option."""
-        for name, (with_toy, with_real) in FITTING.items():
-            if getattr(self, name) is None:
-                setattr(self, name, with_real if self.model else with_toy)
-        at_least(self, turns=1, group_size=2, inter_budget=1, intra_budget=2, limit=1, eval_count=1)
-        at_least(self, problems_per_step=1, temperature=1e-3, max_new_tokens=1, sample_tokens=1)
-        at_least(self, feedback_tests=1, timeout=1e-3, steps=0, learning_rate=1e-12, warmup=0)
-        at_least(self, minibatches=1, micro_tokens=1, clip_high=0, beta=0, grad_clip=1e-6)
-        at_least(self, eval_every=0, eval_iterations=1, eval_temperature=0, log_trees_every=0)
-        at_least(self, save_every=0)
-        is_toy = self.problems in toy.WORLDS
-        if self.credit == "mers" and self.gamma is None:
-            self.gamma = 1.0
-        if self.credit != "mers" and self.gamma is not None:
-            raise ValueError(
-                f"--gamma has no effect with --credit {self.credit}: only mers reads it"
-            )
-        if not 0 <= (self.gamma or 0) <= 1:
-            raise ValueError(f"--gamma must lie in [0, 1], got {self.gamma}")
-        if not 0 <= self.clip_low <= 1:
-            raise ValueError(f"--clip-low must lie in [0, 1], got {self.clip_low}")
-        if is_toy and self.limit:
-            raise ValueError(
-                f"--limit has no effect with the toy world {self.problems}: it never ends"
-            )
-        if not self.model and not is_toy:
-            worlds = " and ".join(toy.WORLDS)
-            raise ValueError(f"--model is missing: only {worlds} bring a model of their own")
+def grow(state: State) -> list[Node]:
+    """The rollout trees of a step; several processes share its problems."""
+    state.seed()
+    state.seconds = dict.fromkeys(("sampling", "executing", "updating"), 0.0)
+    sample = timed(state.seconds, "sampling")(state.sample)
+    execute = timed(state.seconds, "executing")(state.execute)
+    problems = state.problems_of(state.step)[ranks.rank() :: ranks.count()]
+    return build_trees(problems, sample, execute, state.config.turns, state.config.group_size)
 
 
 def choose(trees: list[Node], config: Config) -> list[Node]:
@@ -172,68 +95,18 @@ def choose(trees: list[Node], config: Config) -> list[Node]:
     return kept
 
 
-def learns(node: Node, config: Config) -> bool:
-    """Whether an attempt has a gradient: its advantage is not 0, or the KL acts on it."""
-    return node.advantage != 0 or config.beta > 0
-
-
-def score(model: Any, nodes: list[Node], config: Config) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probabilities and mask of the nodes' completions, both (B, C).
-
-    Without nodes it is one token of mask False: a rank with less to learn than another makes as
-    many forwards and backwards as that one, or they would wait for each other for ever.
-    """
-    rows = [(node.prompt_ids, node.completion_ids) for node in nodes] or [([0], [0])]
-    with autocast(next(model.parameters()).device):
-        logp, mask = rows_logprobs(model, rows, config.temperature)
-    return logp, mask & bool(nodes)
-
-
-@dataclass
-class MicroBatch:
-    """What one forward and backward takes: attempts, and log-probabilities (B, C) of old models."""
-
-    nodes: list[Node]
-    old_logp: torch.Tensor | None  # of the model before this update; None: it has not moved yet
-    ref_logp: torch.Tensor | None  # of the reference; None: beta is 0
-
-
-@torch.no_grad()
-def cut(nodes: list[Node], model: Any, reference: Any, moved: bool, config: Config) -> list:
-    """Cut the attempts of one optimizer step into micro-batches.
-
-    moved: an earlier optimizer step of this update will have changed the model by then.
-    """
-    rows = [(node.prompt_ids, node.completion_ids) for node in nodes]
-    chosen = micro_batches(model, rows, config.micro_tokens)
-    missing = max(ranks.gather(len(chosen))) - len(chosen)  # every rank makes the same number
-    micro = []
-    for places in chosen + [[]] * missing:
-        batch = [nodes[i] for i in places]
-        old = score(model, batch, config)[0] if moved else None
-        ref = score(reference, batch, config)[0] if reference is not None else None
-        micro.append(MicroBatch(batch, old, ref))
-    return micro
-
-
-def backward(model: Any, batch: MicroBatch, denominator: float, config: Config) -> dict[str, float]:
-    """Add one micro-batch's gradient; returns its sums for `mean_stats`."""
-    logp, mask = score(model, batch.nodes, config)
-    advantages = [node.advantage for node in batch.nodes] or [0.0]  # an empty one weighs nothing
-    loss, stats = grpo_loss(
-        logp,
-        batch.old_logp,
-        torch.tensor(advantages, device=logp.device),
-        mask,
-        clip_low=config.clip_low,
-        clip_high=config.clip_high,
-        beta=config.beta,
-        ref_logp=batch.ref_logp,
-        norm=config.loss_norm,
-        denominator=denominator,
-    )
-    (loss * ranks.count()).backward()  # FSDP takes the mean over the ranks; the sum is wanted
-    return {name: float(value) for name, value in stats.items()}
+def learn(state: State, kept: list[Node]) -> dict[str, float]:
+    """Set the learning rate, optimise, and hand the new weights to the model that samples."""
+    config, step = state.config, state.step
+    rise = (step + 1) / max(config.warmup, 1)
+    fall = 1 - 0.8 * step / config.steps  # to a fifth
+    rate = config.learning_rate * min(rise, fall)
+    for group in state.optimizer.param_groups:
+        group["lr"] = rate
+    with timed(state.seconds, "updating"):
+        numbers = update(state.model, state.optimizer, kept, config, state.reference)
+        ranks.refresh(state.sampling_model, state.model)
+    return {**numbers, "lr": rate}
 
 
 def update(
@@ -274,46 +147,68 @@ def update(
     return {**means, "grad_norm": max(norms), "optimizer_steps": len(parts)}
 
 
-def loop(state: State, signals: Signals) -> None:
-    """All steps of a run: the method."""
-    evaluate_and_save(state, signals)
-    while state.step < state.config.steps:
-        # 1. Sample G programs for each problem of the step.
-        # 2. Run each against the problem's tests: its reward, and feedback on it.
-        # 3. Pair every failure with its feedback and sample again, for S turns: rollout trees.
-        trees = signals.unless(grow, state)
-        # 4. Credit: send the rewards of later attempts back to the earlier ones.
-        # 5. Prune: keep the groups, and in them the attempts, whose credits differ most.
-        # 6. Advantages: compare each attempt with its siblings.
-        kept = choose(trees, state.config)
-        # 7. Optimise every kept attempt under the prompt that it was sampled from.
-        numbers = learn(state, kept)
-        report(state, trees, numbers)
-        evaluate_and_save(state, signals)
+def learns(node: Node, config: Config) -> bool:
+    """Whether an attempt has a gradient: its advantage is not 0, or the KL acts on it."""
+    return node.advantage != 0 or config.beta > 0
 
 
-def grow(state: State) -> list[Node]:
-    """The rollout trees of a step; several processes share its problems."""
-    state.seed()
-    state.seconds = dict.fromkeys(("sampling", "executing", "updating"), 0.0)
-    sample = timed(state.seconds, "sampling")(state.sample)
-    execute = timed(state.seconds, "executing")(state.execute)
-    problems = state.problems_of(state.step)[ranks.rank() :: ranks.count()]
-    return build_trees(problems, sample, execute, state.config.turns, state.config.group_size)
+@dataclass
+class MicroBatch:
+    """What one forward and backward takes: attempts, and log-probabilities (B, C) of old models."""
+
+    nodes: list[Node]
+    old_logp: torch.Tensor | None  # of the model before this update; None: it has not moved yet
+    ref_logp: torch.Tensor | None  # of the reference; None: beta is 0
 
 
-def learn(state: State, kept: list[Node]) -> dict[str, float]:
-    """Set the learning rate, optimise, and hand the new weights to the model that samples."""
-    config, step = state.config, state.step
-    rise = (step + 1) / max(config.warmup, 1)
-    fall = 1 - 0.8 * step / config.steps  # to a fifth
-    rate = config.learning_rate * min(rise, fall)
-    for group in state.optimizer.param_groups:
-        group["lr"] = rate
-    with timed(state.seconds, "updating"):
-        numbers = update(state.model, state.optimizer, kept, config, state.reference)
-        ranks.refresh(state.sampling_model, state.model)
-    return {**numbers, "lr": rate}
+@torch.no_grad()
+def cut(nodes: list[Node], model: Any, reference: Any, moved: bool, config: Config) -> list:
+    """Cut the attempts of one optimizer step into micro-batches.
+
+    moved: an earlier optimizer step of this update will have changed the model by then.
+    """
+    rows = [(node.prompt_ids, node.completion_ids) for node in nodes]
+    chosen = micro_batches(model, rows, config.micro_tokens)
+    missing = max(ranks.gather(len(chosen))) - len(chosen)  # every rank makes the same number
+    micro = []
+    for places in chosen + [[]] * missing:
+        batch = [nodes[i] for i in places]
+        old = score(model, batch, config)[0] if moved else None
+        ref = score(reference, batch, config)[0] if reference is not None else None
+        micro.append(MicroBatch(batch, old, ref))
+    return micro
+
+
+def score(model: Any, nodes: list[Node], config: Config) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probabilities and mask of the nodes' completions, both (B, C).
+
+    Without nodes it is one token of mask False: a rank with less to learn than another makes as
+    many forwards and backwards as that one, or they would wait for each other for ever.
+    """
+    rows = [(node.prompt_ids, node.completion_ids) for node in nodes] or [([0], [0])]
+    with autocast(next(model.parameters()).device):
+        logp, mask = rows_logprobs(model, rows, config.temperature)
+    return logp, mask & bool(nodes)
+
+
+def backward(model: Any, batch: MicroBatch, denominator: float, config: Config) -> dict[str, float]:
+    """Add one micro-batch's gradient; returns its sums for `mean_stats`."""
+    logp, mask = score(model, batch.nodes, config)
+    advantages = [node.advantage for node in batch.nodes] or [0.0]  # an empty one weighs nothing
+    loss, stats = grpo_loss(
+        logp,
+        batch.old_logp,
+        torch.tensor(advantages, device=logp.device),
+        mask,
+        clip_low=config.clip_low,
+        clip_high=config.clip_high,
+        beta=config.beta,
+        ref_logp=batch.ref_logp,
+        norm=config.loss_norm,
+        denominator=denominator,
+    )
+    (loss * ranks.count()).backward()  # FSDP takes the mean over the ranks; the sum is wanted
+    return {name: float(value) for name, value in stats.items()}
 
 
 def report(state: State, trees: list[Node], numbers: dict[str, float]) -> None:
@@ -352,7 +247,7 @@ def evaluate_and_save(state: State, signals: Signals) -> None:
         everyone = [row for share in ranks.gather(rows) for row in share]
         summary = summarise(state.held_out, everyone, k)
         state.evaluations[step] = summary
-        write(state.folder / "evaluation.json", json.dumps(state.evaluations, indent=1) + "\n")
+        state.write("evaluation.json", state.evaluations)
         solved = [100 * score["value"] for score in summary["Iter-k"]["all"]]
         shown = "  ".join(f"Iter-{i} {percent:.1f}%" for i, percent in enumerate(solved, 1))
         print(f"after {step} steps  {shown}", flush=True)
@@ -407,7 +302,7 @@ def train(config: Config) -> Path:
     with lock, closing(executor), Signals() as signals:
         if config.resume:
             state.go_on()
-        write(folder / "settings.json", json.dumps(asdict(config), indent=1) + "\n")
+        state.write("settings.json", asdict(config))
         try:
             loop(state, signals)
             finish(state)

@@ -5,8 +5,8 @@ In: problems with `.prompt`, `.id` and `.entry_point`, and two functions of your
     execute(jobs)       for each (problem, code) a result: .reward .status .feedback .public_passed
 Out: for each problem the root of its tree. The root (turn 0) is no attempt.
 
-It needs Python alone: copy the file into your project. `python tree.py` grows a tree and draws it.
-`python tree.py runs/x/trees.jsonl` draws the trees of a run.
+It needs Python alone: copy the file into your project. `python tree.py` draws an example.
+`python tree.py runs/x/trees.jsonl` draws the trees of a run (with support/page.py).
 """
 
 import ast
@@ -16,10 +16,12 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
+from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any
 
 Messages = list[dict[str, str]]
+SOLVED = attrgetter("solved")
 
 
 @dataclass
@@ -57,12 +59,8 @@ class Node:
     problem: Any = None
 
 
-def is_solved(node: Node) -> bool:
-    return node.solved
-
-
 def build_trees(
-    problems: list, sample: Callable, execute: Callable, turns: int, group_size: int, stop=is_solved
+    problems: list, sample: Callable, execute: Callable, turns: int, group_size: int, stop=SOLVED
 ) -> list[Node]:
     """Grow one tree for each problem, turn by turn (paper).
 
@@ -156,18 +154,19 @@ def refinement_messages(messages: Messages, text: str, feedback: str) -> Message
     return [*messages, answer, {"role": "user", "content": request}]
 
 
-LONGEST = 50_000  # characters of an answer that are read, from its end: parsing is slow
+LONGEST = 30_000  # characters of an answer that are read, from its end: parsing is slow
 READS_AND_PRINTS = [r"\binput *\(|\bstdin\b(?! *=)|\bopen *\( *0", r"\bprint *\(|\bstdout\b"]
 DEFINES = r"^[ \t]*(async +)?(def|class) +{0}\b|^[ \t]*{0} *(:[^=\n]*)?= *(lambda\b|[^\W\d][\w.]*$)"
 END_OF_THOUGHT = re.compile("</think(?:ing)?>")
 TAG = r"[{.]*(?:[\w./-]+\.py|(?:i?python|pypy|py)[\d.]*(?: +[\d.]+)?)(?![\w-])"  # of Python
 REOPENING = re.compile(rf"(?im){TAG}|[\w+#.-]+[ \t]*$")
-OPENING = re.compile(  # a fence behind list marks, or behind text if at most a tag follows
-    r"(?im)^(?:(?:[ \t]|(?:[-*+]|\d+[.)])[ \t])*|(?:[^`\n]|`{1,2}(?!`))*+(?=`+(?:python\b|\S*[ \t]*$)))"
-    rf"(?P<mark>```|~~~)[`~]*(?=[^`\n]*$)[ \t]*(?P<python>{TAG})?[ \t]*"
-    r"(?:(?=(?:def|class|import|from) +\w|@\w|[\w, ]+ = |[\w.]+\()|(?P<rest>.*)$)"  # code or rest
+LIST = r"(?:[ \t]|(?:[-*+]|\d+[.)])[ \t])*"  # blanks, and the marks of list items
+TEXT = r"(?:[^`\n]|`{1,2}(?!`))*+(?=`+(?:python\b|\S*[ \t]*$))"  # any, if at most a tag follows
+CODE = r"(?:def|class|import|from) +\w|@\w|[\w, ]+ = |[\w.]+\("  # on the line of the fence
+OPENING = re.compile(
+    rf"(?im)^(?:{LIST}|{TEXT})(?P<mark>```|~~~)[`~]*(?=[^`\n]*$)"
+    rf"[ \t]*(?P<python>{TAG})?[ \t]*(?:(?={CODE})|(?P<rest>.*)$)"
 )
-WHOLE, TAGGED, UNTAGGED, OUTSIDE = 3, 2, 1, 0
 
 
 def extract_code(text: str, entry_point: str = "", thinking: bool = False) -> str:
@@ -187,19 +186,19 @@ def extract_code(text: str, entry_point: str = "", thinking: bool = False) -> st
     names = entry_point.split(".") if entry_point else []
     wanted = [DEFINES.format(re.escape(name)) for name in names] or READS_AND_PRINTS
 
-    programs = [(0, 0, False, 0, "")]
-    for place, (kind, block) in enumerate([(WHOLE, text), *split_fences(text)]):
+    programs = [(0, False, False, 0, "")]
+    for place, (tagged, block) in enumerate([(False, text), *split_fences(text)]):
         code, parses = read(block)
         done = sum(re.search(pattern, code, re.MULTILINE) is not None for pattern in wanted)
-        if code.strip() and not code.startswith(">>>") and (kind == TAGGED or (parses and done)):
-            programs.append((done, kind, parses, place, code))
+        if code.strip() and not code.startswith(">>>") and (tagged or (parses and done)):
+            programs.append((done, tagged, parses, place, code))
     return max(programs)[-1]
 
 
-def split_fences(text: str) -> list[tuple[int, str]]:
-    """The fenced blocks of an answer (50 at most) and the text outside, each with its kind."""
+def split_fences(text: str) -> list[tuple[bool, str]]:
+    """The text outside of fences, and the first 30 blocks: (tagged as Python, code) each."""
     blocks, outside, place = [], [], 0
-    for _ in range(50):
+    for _ in range(30):
         opening = OPENING.search(text, place)
         begin = opening.start("mark") if opening else len(text)
         *thoughts, between = END_OF_THOUGHT.split(text[place:begin])
@@ -214,21 +213,21 @@ def split_fences(text: str) -> list[tuple[int, str]]:
         if thoughts and not read(text[begin:end])[1]:
             place = thoughts[-1].start()  # the fence was opened in the thought
         elif opening["python"] or not opening["rest"]:
-            blocks.append((TAGGED if opening["python"] else UNTAGGED, text[begin:end]))
+            blocks.append((opening["python"] is not None, text[begin:end]))
     outside = "\n".join(outside)
-    return [] if "<think" in outside else [*blocks, (OUTSIDE, outside)]
+    return [] if "<think" in outside else [(False, outside), *blocks]
 
 
 def find_end(text: str, begin: int, mark: str) -> tuple[int, int]:
     """Where the code of a block ends, and where the text behind its closing fence begins.
 
-    The fence is the next on its own line, the next such outside of long strings, or the next
-    behind code: the first of these up to which the block parses, else the first.
+    The fence is on its own line or behind code, and a string may hold others. Of four places the
+    block ends at the first up to which it parses, else at the next fence on its own line.
     """
-    fence = rf"^[ \t]*{mark}[`~]*"
-    in_string = r'""".*?"""' r"|'''.*?'''"
-    patterns = [rf".*?({fence}|\Z)", rf"(?:{in_string}|(?!{fence}).)*+({fence}|\Z)"]
-    patterns.append(rf".*?({mark}[`~]*|\Z)")
+    in_string = r'""".*?"""' r"|'''.*?'''" r"|'[^'\n]*'" r'|"[^"\n]*"' r"|#[^\n]*"
+    patterns = []
+    for fence in (rf"^[ \t]*{mark}[`~]*", rf"{mark}[`~]*"):
+        patterns += [rf".*?({fence}|\Z)", rf"(?:{in_string}|(?!{fence}).)*+({fence}|\Z)"]
     found = [re.compile(each, re.DOTALL | re.MULTILINE).match(text, begin) for each in patterns]
     parsed = [match for match in found if read(text[begin : match.start(1)])[1]]
     end, behind = [*parsed, *found][0].span(1)

@@ -387,19 +387,17 @@ class Program:
                     return wire.pack(PLAIN.get(base, base)(x))
             if isinstance(x, collections.abc.Iterator) and kind.__module__ != "solution":
                 return ["stream", self.keep(x), isinstance(x, types.GeneratorType)]
+        about = ["object", self.keep(x), -1 - self.keep(kind), hash_of(x)]
         if id(kind) in self.told:
-            return ["object", self.keep(x), self.keep(kind)]
+            return about
         self.told.add(id(kind))
-        names_of_kind = dir(kind)
-        own = [name for name in self.operators if name in names_of_kind and is_own(kind, name)]
+        own = [operator for operator in self.operators if is_own(kind, operator)]
         if callable(x):
             own.append("__call__")
-        methods = [
-            name
-            for name in names_of_kind
-            if name[:2] != "__" and isinstance(getattr(kind, name, None), FUNCTIONS)
-        ]
-        return ["object", self.keep(x), self.keep(kind), names, own, methods]
+        functions = (types.FunctionType, types.MethodDescriptorType)
+        parts = [name for name in dir(kind) if name[:2] != "__"]
+        methods = [name for name in parts if isinstance(getattr(kind, name, None), functions)]
+        return [*about, names, own, methods]
 
     def export_class(self, kind: type) -> list:
         """An exception class: number, module, name, and its bases."""
@@ -416,7 +414,6 @@ class Program:
         return getattr(builtins, parts[0]) if kind == "shared" else self.kept[parts[0]]
 
 
-FUNCTIONS = (types.FunctionType, types.MethodDescriptorType)
 PLAIN = {int: int.__index__, float: float.__float__, str: str.__str__}  # not to be overridden
 
 
@@ -424,7 +421,18 @@ def is_own(kind: type, name: str) -> bool:
     """A class defines this dunder method, or inherits it from another than object."""
     if name == "__str__" and is_own(kind, "__repr__"):  # str() goes by it
         return True
-    return getattr(kind, name, None) not in (None, getattr(object, name, None))
+    method = getattr(kind, name, None)
+    return name in dir(kind) and method not in (None, getattr(object, name, None))
+
+
+def hash_of(x: Any) -> int | None:
+    """The hash by which the judge may put an object that has an equality into a set."""
+    if not is_own(type(x), "__hash__"):
+        return None
+    try:
+        return hash(x)
+    except Exception:
+        return None
 
 
 def method(owner: Any, name: str) -> Any:

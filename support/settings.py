@@ -1,15 +1,19 @@
-"""A dataclass of settings as a command line.
+"""The settings of a training run, and how a dataclass of settings becomes a command line.
 
+    Config               all settings of murphy.py, with their defaults and where they come from
     option, at_least     a field with its help; bounds that are refused by the option's name
     parse                what was given on the command line
 
-Needs the standard library. murphy.py and evaluate.py show its use.
+Needs support/toy.py for the names of the toy worlds. evaluate.py has settings of its own.
 """
 
 import argparse
 import types
-from dataclasses import field, fields
+from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Any, Literal, get_args, get_origin
+
+from support import toy
 
 
 def option(default: Any, help: str, group: str = "options") -> Any:
@@ -76,3 +80,108 @@ def _argument(kind: Any) -> dict[str, Any]:
     if get_origin(kind) is Literal:
         return {"choices": get_args(kind)}
     return {"type": kind, "metavar": kind.__name__.upper()}
+
+
+method = partial(option, group="method")
+material = partial(option, group="model and problems")
+sampling = partial(option, group="sampling and executing")
+updating = partial(option, group="update")
+running = partial(option, group="run")
+
+FITTING = {  # what None stands for: (with the toy world's model, with any other)
+    "problems_per_step": (8, 4),
+    "steps": (150, 250),
+    "temperature": (1.0, 1.0),
+    "max_new_tokens": (16, 1024),
+    "feedback_tests": (1, 3),
+    "learning_rate": (6e-4, 1e-6),
+    "micro_tokens": (1024, 16_384),
+    "eval_temperature": (1.0, 0.7),
+}
+
+
+@dataclass
+class Config:
+    """Settings of a run. [paper], [reported] and [ours] say where a default comes from.
+
+    None: the value that fits what is trained, from FITTING.
+    """
+
+    turns: int = method(2, "S: attempts on a path of the tree; 1 is GRPO [paper: 2]")
+    group_size: int = method(8, "G: completions sampled from one prompt [reported: 8]")
+    credit: Literal["mars", "mers", "none"] = method(
+        "mars", "best reward below [paper: MARS], discounted mean [reported: MERS], own reward"
+    )
+    gamma: float | None = method(None, "gamma: discount of MERS; none: 1 [ours]")
+    inter_budget: int | None = method(None, "InterP: groups kept per tree [reported]; none: all")
+    intra_budget: int | None = method(None, "IntraP: attempts kept per group [reported]; none: all")
+    scale_advantages: bool = method(True, "divide by the group's std; without: Dr. GRPO")
+
+    model: str = material("", "folder or Hugging Face id of a chat model; empty: a tiny one")
+    problems: str = material("doctest", "toy world doctest or cutoff, a known set, or a file")
+    limit: int | None = material(None, "use a seeded sample of so many problems; none: all")
+    eval_problems: str = material("", "held-out set; empty: part of the problems is held out")
+    eval_count: int | None = material(None, "held-out problems; none: toy 120, else a tenth")
+
+    problems_per_step: int | None = sampling(None, "rollout trees per step [ours]")
+    temperature: float | None = sampling(None, "of sampling, and of the log-probabilities")
+    max_new_tokens: int | None = sampling(None, "longest completion; a longer one is truncated")
+    sample_tokens: int = sampling(65_536, "tokens of one batch that is sampled; memory decides")
+    enable_thinking: bool = sampling(False, "ask the chat template for the thinking mode")
+    feedback_tests: int | None = sampling(None, "failing tests that the feedback names [ours]")
+    timeout: float = sampling(4.0, "CPU seconds of a program on its tests [ours]")
+
+    steps: int | None = updating(None, "steps of the run [ours]")
+    learning_rate: float | None = updating(None, "AdamW's highest rate [ours]")
+    warmup: int = updating(5, "steps of linear warm-up; then linear decay to a fifth [ours]")
+    minibatches: int = updating(2, "optimizer steps per step; with 1 nothing is ever clipped")
+    micro_tokens: int | None = updating(None, "tokens of one forward and backward; memory decides")
+    clip_low: float = updating(0.2, "epsilon below [paper: GRPO]")
+    clip_high: float = updating(0.2, "epsilon above [paper: GRPO]")
+    beta: float = updating(0.0, "weight of the KL to the first model; 0: no reference [ours]")
+    loss_norm: Literal["sequence", "token", "constant"] = updating(
+        "sequence", "what the loss is a mean over [paper: GRPO's]"
+    )
+    mask_truncated: bool = updating(False, "leave truncated completions out of the loss [ours]")
+    grad_clip: float = updating(1.0, "largest gradient norm [ours]")
+    gradient_checkpointing: bool = updating(False, "less memory, a third more time")
+
+    eval_every: int = running(75, "steps between evaluations; 0: only the first and the last")
+    eval_iterations: int = running(5, "k of Iter-1..k [paper: 5]")
+    eval_temperature: float | None = running(None, "temperature of evaluation; 0 is greedy")
+    log_trees_every: int = running(10, "steps between trees in trees.jsonl; 0: never")
+    save_every: int = running(25, "steps between checkpoints; 0: only at the end and at a signal")
+    output: str = running("", "output folder; empty: a new one under runs/")
+    resume: bool = running(False, "go on with the run in --output, with its settings")
+    device: str = running("auto", "auto, cpu, cuda, mps")
+    seed: int = running(0, "seed of everything random")
+
+    def __post_init__(self) -> None:
+        """Fill in what fits, and refuse what cannot work by the name of its option."""
+        for name, (with_toy, with_real) in FITTING.items():
+            if getattr(self, name) is None:
+                setattr(self, name, with_real if self.model else with_toy)
+        at_least(self, turns=1, group_size=2, inter_budget=1, intra_budget=2, limit=1, eval_count=1)
+        at_least(self, problems_per_step=1, temperature=1e-3, max_new_tokens=1, sample_tokens=1)
+        at_least(self, feedback_tests=1, timeout=1e-3, steps=0, learning_rate=1e-12, warmup=0)
+        at_least(self, minibatches=1, micro_tokens=1, clip_high=0, beta=0, grad_clip=1e-6)
+        at_least(self, eval_every=0, eval_iterations=1, eval_temperature=0, log_trees_every=0)
+        at_least(self, save_every=0)
+        is_toy = self.problems in toy.WORLDS
+        if self.credit == "mers" and self.gamma is None:
+            self.gamma = 1.0
+        if self.credit != "mers" and self.gamma is not None:
+            raise ValueError(
+                f"--gamma has no effect with --credit {self.credit}: only mers reads it"
+            )
+        if not 0 <= (self.gamma or 0) <= 1:
+            raise ValueError(f"--gamma must lie in [0, 1], got {self.gamma}")
+        if not 0 <= self.clip_low <= 1:
+            raise ValueError(f"--clip-low must lie in [0, 1], got {self.clip_low}")
+        if is_toy and self.limit:
+            raise ValueError(
+                f"--limit has no effect with the toy world {self.problems}: it never ends"
+            )
+        if not self.model and not is_toy:
+            worlds = " and ".join(toy.WORLDS)
+            raise ValueError(f"--model is missing: only {worlds} bring a model of their own")

@@ -7,6 +7,7 @@ Needs torch, transformers and the files of support/.
 """
 
 import copy
+import json
 import os
 import random
 import shutil
@@ -24,7 +25,7 @@ import transformers
 import executor
 from support import ranks, toy
 from support.problems import distinct, load_problems
-from support.run import cut_log, json_lines, load, save
+from support.run import cut_log, json_lines, load, save, write
 from support.sampling import Sampler, encode, load_model
 from support.settings import flag
 from tree import Node, first_messages, from_dict, to_dict
@@ -88,7 +89,8 @@ class State:
         base = config.model
         if not base and ranks.rank() == 0:
             base = str(toy.base_model(config.problems, config.seed, folder.parent))
-        self.model, self.tokenizer = load_model(ranks.gather(base)[0], device)
+        attention = "flex_attention" if device.type == "cuda" else "sdpa"  # see support/packing.py
+        self.model, self.tokenizer = load_model(ranks.gather(base)[0], device, attention)
         self.sampling_model = ranks.sampling_copy(self.model)
         self.sample = self.sampler(config.temperature)
         self.eval_sample = self.sampler(config.eval_temperature)
@@ -148,6 +150,11 @@ class State:
         if ranks.rank() == 0:
             with open(self.folder / name, "a", encoding="ascii") as file:
                 file.write(json_lines(rows))
+
+    def write(self, name: str, value: Any) -> None:
+        """Replace a JSON file of the run in one step."""
+        if ranks.rank() == 0:
+            write(self.folder / name, json.dumps(value, indent=1) + "\n")
 
     def checkpoint(self) -> None:
         """Replace the checkpoint by what the run is now."""

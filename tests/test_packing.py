@@ -1,0 +1,295 @@
+"""Facts about packing: packed rows give the numbers and gradients of padded rows.
+
+The tiny models have a large initialiser: with nearly equal logits, wrong code would look right.
+"""
+
+import warnings
+
+import pytest
+import torch
+import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from grpo import grpo_loss, pad_rows, token_logprobs
+from support import packing
+from support.packing import lay_out, micro_batches, rows_logprobs, why_padded
+
+torch.set_num_threads(1)
+settings.register_profile("facts", deadline=None)
+settings.load_profile("facts")
+
+TOKENS = {"vocab_size": 97, "bos_token_id": 1, "eos_token_id": 2, "initializer_range": 0.3}
+LAYERS = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "pad_token_id": 0}
+HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+GPT2 = {"n_positions": 256, "n_embd": 32, "n_layer": 2, "n_head": 4}
+SCALED = {"Granite": {"logits_scaling": 3.0}, "Cohere": {"logit_scale": 0.5}}
+FAMILIES = ["Qwen3", "Llama", "Olmo2", "GPT2", "Qwen2", "Phi3", "Granite", "Cohere"]
+ADVANTAGES = torch.tensor([1.0, -0.5, 0.3])
+ROWS = [([3, 4, 5], [8, 9, 10]), ([3, 4, 5], [9]), ([3, 4, 5, 9, 6], [8, 9, 11, 12])]
+MODELS = {}
+
+
+def tiny(family, **changes):
+    """A new model of this family, the same every time."""
+    torch.manual_seed(0)
+    if family == "GPT2":
+        config = transformers.GPT2Config(**TOKENS, **GPT2, **changes)
+        return transformers.GPT2LMHeadModel(config).eval()
+    name = "Gemma3Text" if family == "Gemma3" else family
+    sizes = {**TOKENS, **LAYERS, **HEADS, **SCALED.get(family, {}), **changes}
+    config = getattr(transformers, f"{name}Config")(**sizes)
+    return getattr(transformers, f"{family}ForCausalLM")(config).eval()
+
+
+def shared(family):
+    """A model that tests leave as they found it, made once."""
+    if family not in MODELS:
+        MODELS[family] = tiny(family)
+    return MODELS[family]
+
+
+def padded(model, rows, temperature=1.0):
+    ids, attention_mask, mask = pad_rows(rows, 0)
+    return token_logprobs(model, ids, attention_mask, mask, temperature)
+
+
+def gradient(model, logp, mask, advantages=ADVANTAGES):
+    """All gradients of the loss as one vector; 0 for what no row reached."""
+    loss, _ = grpo_loss(logp, None, advantages, mask, beta=0.1, ref_logp=logp.detach() + 0.1)
+    model.zero_grad()
+    loss.backward()
+    grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
+    return torch.cat([g.flatten() for g in grads])
+
+
+def assert_packed_is_padded(model, rows, advantages=ADVANTAGES, expected=None):
+    found, mask = rows_logprobs(model, rows, 0.8)
+    expected = padded(model, rows, 0.8) if expected is None else expected
+    assert found.dtype == torch.float32
+    assert torch.equal(mask, pad_rows(rows, 0)[2])
+    assert not found[~mask].any()
+    assert torch.allclose(found, expected, rtol=1e-5, atol=1e-5)
+    if mask.any():
+        right = gradient(model, expected, mask, advantages)
+        wrong = (gradient(model, found, mask, advantages) - right).abs().max()
+        assert wrong <= 1e-5 * right.abs().max()
+
+
+@st.composite
+def forests(draw):
+    """Rows of rollout trees: siblings share a prompt, and later prompts begin with earlier rows."""
+    words = st.lists(st.integers(3, 8), min_size=1, max_size=5)  # so that completions share too
+    prompts = draw(st.lists(words, min_size=1, max_size=2))
+    rows = []
+    while prompts and len(rows) <= 8:
+        prompt = prompts.pop()
+        for completion in draw(st.lists(st.just([]) | words, min_size=1, max_size=3)):
+            rows.append((prompt, completion))
+            if len(prompt) < 12 and draw(st.booleans()):
+                prompts.append(prompt + completion + draw(words))
+    return draw(st.permutations(rows))
+
+
+# The tree
+
+
+@given(forests())
+def test_the_tree_holds_each_prefix_once(rows):
+    tokens, positions, ends, before = lay_out(rows)
+    seen = []  # by each slot: the tokens of the slots that it sees
+    for q in range(len(tokens)):
+        visible = [k for k in range(len(tokens)) if k <= q < ends[k]]
+        seen.append(tuple(tokens[k] for k in visible))
+        assert [positions[k] for k in visible] == list(range(positions[q] + 1))
+
+    texts = [(*prompt, *completion) for prompt, completion in rows]
+    prefixes = {text[: n + 1] for text in texts for n in range(len(text))}
+    assert len(seen) == len(prefixes)
+    assert set(seen) == prefixes
+    for (prompt, completion), slots in zip(rows, before, strict=True):
+        found = [seen[slot] for slot in slots]
+        assert found == [(*prompt, *completion[:t]) for t in range(len(completion))]
+
+
+# Packed is padded
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@settings(max_examples=25)
+@given(rows=forests())
+def test_packed_rows_are_padded_rows(family, rows):
+    assert why_padded(shared(family)) == ""
+    assert_packed_is_padded(shared(family), rows, torch.linspace(-1, 1.5, len(rows)))
+
+
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing:FutureWarning")  # its older name
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_also_where_layers_are_made_again_in_the_backward(reentrant):
+    model = tiny("Llama")
+    expected = padded(model, ROWS, 0.8)
+    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    model.enable_input_require_grads()  # the reentrant kind needs it
+    model.train()  # there is no dropout; train mode switches the checkpoints on
+    assert model.is_gradient_checkpointing
+    assert_packed_is_padded(model, ROWS, expected=expected)
+
+
+def test_also_with_eager_attention_and_under_autocast():
+    model = tiny("Llama")
+    expected = padded(model, ROWS, 0.8)
+    with torch.autocast("cpu", torch.bfloat16):
+        found, _ = rows_logprobs(model, ROWS, 0.8)
+        assert found.dtype == torch.float32
+        assert (found - padded(model, ROWS, 0.8)).abs().max() < 0.3
+    model.set_attn_implementation("eager")
+    assert_packed_is_padded(model, ROWS, expected=expected)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_also_with_flex_attention():
+    model = tiny("Llama", head_dim=16)  # it has no backward on the CPU, and no smaller heads
+    rows = [(prompt * 60, completion) for prompt, completion in ROWS]  # more than one block
+    expected = padded(model, rows)
+    model.set_attn_implementation("flex_attention")
+    with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+        found, _ = rows_logprobs(model, rows)
+    assert why_padded(model) == ""
+    assert torch.allclose(found, expected, rtol=1e-5, atol=2e-5)
+
+
+def test_the_gradient_is_that_of_finite_differences():
+    model = tiny("GPT2").double()
+    rows = [([5, 6], [7, 8, 2]), ([5, 6], [7, 9]), ([5], [4, 4])]
+    generator = torch.Generator().manual_seed(0)
+    old, ref = torch.randn(2, 3, 3, generator=generator, dtype=torch.float64) - 4
+
+    def loss():
+        logp, mask = rows_logprobs(model, rows, 0.9)
+        return grpo_loss(logp, old, ADVANTAGES, mask, beta=0.3, ref_logp=ref, clip_high=1e9)[0]
+
+    model.zero_grad()
+    loss().backward()
+    step = 1e-6
+    values = []
+    with torch.no_grad():
+        draw = [torch.randn(p.shape, generator=generator).double() for p in model.parameters()]
+        slope = sum((p.grad * d).sum() for p, d in zip(model.parameters(), draw, strict=True))
+        for amount in (step, -2 * step):
+            for p, d in zip(model.parameters(), draw, strict=True):
+                p += amount * d
+            values.append(loss().item())
+    assert abs(slope) > 1e-2
+    assert (values[0] - values[1]) / (2 * step) == pytest.approx(slope.item(), rel=1e-5)
+
+
+def test_dropout_and_flags_stay_the_callers():  # D17
+    model = tiny("GPT2", resid_pdrop=0.1)
+    assert torch.equal(rows_logprobs(model, ROWS)[0], rows_logprobs(model, ROWS)[0])
+    model.train()
+    assert (rows_logprobs(model, ROWS)[0] - rows_logprobs(model, ROWS)[0]).abs().max() > 0.05
+    assert all(module.training for module in model.modules())
+
+
+def test_with_two_threads_the_gradient_is_the_same_bit_for_bit_each_time():
+    """The backward of indexing with a tensor would add in whatever order the threads come."""
+    model = tiny("Qwen3", hidden_size=128)
+    prompt = list(range(3, 43))
+    rows = [(prompt, [3 + (7 * i + t * t) % 90 for t in range(24)]) for i in range(32)]
+    found = []
+    torch.set_num_threads(2)
+    try:
+        for _ in range(12):
+            logp, mask = rows_logprobs(model, rows)
+            found.append(gradient(model, logp, mask, torch.linspace(-1, 1, 32)))
+    finally:
+        torch.set_num_threads(1)
+    assert all(torch.equal(found[0], other) for other in found[1:])
+
+
+def test_logits_are_made_a_chunk_at_a_time_and_only_for_completions(monkeypatch):  # D19
+    model = tiny("Qwen3")
+    expected, mask = rows_logprobs(model, ROWS)
+    right = gradient(model, expected, mask)
+    made = []
+    model.lm_head.register_forward_hook(lambda _, __, out: made.append(out.numel() // 97))
+    monkeypatch.setattr(packing, "CHUNK", 3 * 97)
+    found, _ = rows_logprobs(model, ROWS)
+    wrong = (gradient(model, found, mask) - right).abs().max()
+    # one position twice, to see that the model's logits are ours; 8 tokens; 8 in the backward
+    assert sorted(made) == [1, 1, 2, 2, 3, 3, 3, 3]
+    assert (found - expected).abs().max() < 1e-6
+    assert wrong <= 1e-5 * right.abs().max()
+
+
+# Models that packing is wrong for
+
+
+@pytest.mark.parametrize(
+    "family, changes, reason",
+    [
+        ("Mistral", {"sliding_window": 2}, "not every layer has full attention (sliding_window)"),
+        ("Gemma3", {"sliding_window": 2}, "not every layer has full attention (sliding_attention)"),
+        ("NanoChat", {"final_logit_softcapping": 2.0}, packing.OTHER_LOGITS),
+    ],
+)
+def test_they_get_padded_rows_and_one_warning(family, changes, reason):
+    model = tiny(family, **changes)
+    with pytest.warns(UserWarning, match="gets padded rows") as said:
+        logp, _ = rows_logprobs(model, ROWS)
+    assert len(said) == 1
+    assert reason in str(said[0].message)
+    assert why_padded(model) == reason
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # the second time nothing is said
+        again, _ = rows_logprobs(model, ROWS)
+    assert torch.equal(logp, again)
+    for (prompt, completion), found in zip(ROWS, logp, strict=True):  # each row by itself
+        assert torch.allclose(
+            found[: len(completion)], padded(model, [(prompt, completion)])[0], atol=1e-5
+        )
+
+
+def test_other_attention_kernels_get_padded_rows():
+    model = tiny("Llama")
+    model.config._attn_implementation = "flash_attention_2"
+    assert "flash_attention_2" in why_padded(model)
+    model.config._attn_implementation = "sdpa"
+    model._supports_attention_backend = False
+    assert "takes no mask" in why_padded(model)
+
+
+# Micro-batches
+
+
+WINDOWED = tiny("Mistral", sliding_window=2)
+
+
+@given(forests(), st.integers(1, 60), st.booleans())
+def test_micro_batches_keep_the_budget_and_every_row(rows, budget, packed):
+    batches = micro_batches(shared("Llama") if packed else WINDOWED, rows, budget)
+    assert sorted(sum(batches, [])) == list(range(len(rows)))
+    for batch in batches:
+        part = [rows[i] for i in batch]
+        computed = len(lay_out(part)[0]) if packed else pad_rows(part, 0)[0].numel()
+        assert computed <= budget or len(batch) == 1
+
+
+def test_siblings_go_into_one_batch():
+    rows = [([3 + i % 3] * 50, [6 + i] * 10) for i in range(12)]
+    batches = micro_batches(shared("Llama"), rows, 90)
+    assert sorted(map(sorted, batches)) == [[0, 3, 6, 9], [1, 4, 7, 10], [2, 5, 8, 11]]
+    assert len(micro_batches(WINDOWED, rows, 120)) == 6
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_micro_batches_of_a_model_add_up(size):  # D14
+    model = shared("Qwen2")
+    logp, mask = rows_logprobs(model, ROWS)
+    right = gradient(model, logp, mask)
+    found = 0
+    for start in range(0, 3, size):
+        logp, mask = rows_logprobs(model, ROWS[start : start + size])
+        share = len(mask) / 3  # `gradient` takes its rows for the whole update
+        found = found + share * gradient(model, logp, mask, ADVANTAGES[start : start + size])
+    assert (found - right).norm() < 1e-6 * right.norm()

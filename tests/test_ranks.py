@@ -1,0 +1,210 @@
+"""Several processes are one: the update, a whole run, a kill, another number of ranks."""
+
+import copy
+import json
+import multiprocessing
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch.distributed.tensor import DTensor
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+import executor
+import murphy
+from murphy import Config
+from support import ranks, run, state, toy
+from tree import Node, from_dict, walk
+
+FORKS = multiprocessing.get_context("forkserver")  # torch is imported once for all processes
+FORKS.set_forkserver_preload(["murphy"])
+torch.set_num_threads(1)  # in all processes alike: threads change the order of float sums
+
+
+def ranked(function, rank, count, port, arguments):
+    torch.set_num_threads(1)
+    place = {"RANK": rank, "WORLD_SIZE": count, "LOCAL_RANK": rank}
+    place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    os.environ |= {name: str(value) for name, value in place.items()}
+    executor.self_check = lambda: None
+    function(*arguments)
+
+
+def start(count, function, *arguments):
+    """Processes that find each other as under torchrun."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    started = []
+    for rank in range(count):
+        how = (function, rank, count, port, arguments)
+        started.append(FORKS.Process(target=ranked, args=how, daemon=True))
+        started[-1].start()
+    return started
+
+
+def finish(processes):
+    for process in processes:
+        process.join(300)
+    assert [process.exitcode for process in processes] == [0] * len(processes)
+
+
+# One update. A case: which attempts each of three ranks holds, and settings.
+
+SHARES = {"even": [[0, 1, 2], [3, 4], [5, 6]], "idle": [[0, 1, 2, 3, 4, 5, 6], [], []]}
+CASES = [
+    ("even", {}),
+    ("even", {"minibatches": 2}),
+    ("even", {"beta": 0.1}),
+    ("even", {"beta": 0.1, "minibatches": 2, "gradient_checkpointing": True}),
+    ("even", {"loss_norm": "token", "micro_tokens": 12}),
+    ("idle", {"minibatches": 2}),
+    ("idle", {"loss_norm": "constant"}),
+]
+
+
+def seven_nodes():
+    torch.manual_seed(3)
+    made = []
+    for i, advantage in enumerate([1.0, -0.5, 0.0, 2.0, -1.0, 0.7, 0.3]):
+        prompt = torch.randint(5, 90, (2 + i % 3,)).tolist()
+        completion = torch.randint(5, 90, (1 + i,)).tolist()
+        ids = {"prompt_ids": prompt, "completion_ids": completion}
+        made.append(Node(1 + i % 2, advantage=advantage, **ids))
+    return made
+
+
+def updated(model, share, more):
+    """Numbers, gradient and weights after an update, and the part of them that a rank holds."""
+    config = Config(**{"minibatches": 1, "grad_clip": 1e9, **more})
+    nodes = seven_nodes()
+    held = SHARES[share] if ranks.count() == 1 else [SHARES[share][ranks.rank()]]
+    if ranks.count() == 2:  # of two ranks the second holds what the third would
+        held = SHARES[share][:1] if ranks.rank() == 0 else SHARES[share][1:]
+    mine = [nodes[i] for part in held for i in part]
+
+    reference = None
+    if config.beta:
+        torch.manual_seed(8)
+        reference = copy.deepcopy(model)
+        for weight in reference.parameters():  # or the KL would be 0
+            weight.data += 0.01 * torch.randn_like(weight)
+        reference = ranks.shard(reference.requires_grad_(False))
+    if config.gradient_checkpointing:
+        state.recompute_layers(model)
+    model = ranks.shard(model)
+    # A large eps: with Adam's own, noise in a gradient near 0 would decide the sign of its step.
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.0, eps=0.01)
+    torch.manual_seed(5)
+    numbers = murphy.update(model, optimizer, mine, config, reference)
+    gradient = torch.cat([ranks.whole(p.grad).flatten() for p in model.parameters()])
+    weights = torch.cat([ranks.whole(p.detach()).flatten() for p in model.parameters()])
+    local = [p.to_local() if isinstance(p, DTensor) else p for p in model.parameters()]
+    moments = [s["exp_avg"] for s in optimizer.state.values()]
+    moments = [m.to_local() if isinstance(m, DTensor) else m for m in moments]
+    held = sum(p.numel() for p in local), sum(m.numel() for m in moments)
+    return numbers, gradient, weights, held
+
+
+def tiny(kind):
+    """Made in each process: transformers notes at that moment which outputs a model can give."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 300, "hidden_size": 32, "intermediate_size": 64}
+    sizes |= {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    if kind == "padded":
+        sizes |= {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 64}
+        sizes |= {"use_sliding_window": True}
+    model = Qwen2ForCausalLM(Qwen2Config(**sizes, initializer_range=0.3))
+    return model.double().eval()  # in float32 the first step's rounding shows in the second
+
+
+def update_all(folder):
+    ranks.join(torch.device("cpu"))
+    for kind in ("packed", "padded"):
+        for number, case in enumerate(CASES):
+            torch.save(updated(tiny(kind), *case), f"{folder}/{kind}-{number}-{ranks.rank()}")
+
+
+def close(found, expected):
+    return (found - expected).norm() <= 1e-6 * expected.norm()
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_the_update_of_several_ranks_is_that_of_one_process(tmp_path, count):
+    processes = start(count, update_all, str(tmp_path))
+    kinds = ("packed", "padded")
+    alone = {kind: [updated(tiny(kind), *case) for case in CASES] for kind in kinds}
+    finish(processes)
+    for kind, cases in alone.items():
+        for number, (numbers, gradient, weights, held) in enumerate(cases):
+            for rank in range(count):
+                found = torch.load(tmp_path / f"{kind}-{number}-{rank}")
+                assert found[0] == pytest.approx(numbers, rel=1e-4, abs=1e-6), CASES[number]
+                assert close(found[1], gradient), CASES[number]
+                assert close(found[2], weights), CASES[number]
+                for share, whole in zip(found[3], held, strict=True):  # weights, optimizer state
+                    assert share <= whole / count * 1.05
+
+
+# Whole runs
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return str(toy.base_model("cutoff", 0, tmp_path_factory.mktemp("bases"), steps=100, batch=16))
+
+
+@pytest.fixture
+def small(base, tmp_path):
+    settings = {"problems": "cutoff", "steps": 3, "problems_per_step": 4, "group_size": 3}
+    settings |= {"max_new_tokens": 16, "micro_tokens": 1024, "learning_rate": 1e-3, "beta": 0.05}
+    settings |= {"eval_count": 4, "eval_iterations": 2, "eval_every": 0, "save_every": 1}
+    settings |= {"log_trees_every": 2, "model": base}
+    return lambda name, **more: Config(**{**settings, "output": str(tmp_path / name), **more})
+
+
+def test_a_run_of_two_killed_and_resumed_is_the_undisturbed_run(small):
+    whole, broken = small("whole"), small("broken")
+    finish(start(2, murphy.train, whole))
+    two = start(2, murphy.train, broken)
+    folder = Path(broken.output)
+    while not (run.load(folder) or {"step": 0})["step"] > 0:
+        assert two[0].is_alive()
+        time.sleep(0.01)
+    two[1].kill()  # a rank dies: the other ends with an error, it does not wait for ever
+    two[0].join(300)
+    assert two[0].exitcode not in (0, None) and two[1].exitcode == -signal.SIGKILL
+    finish(start(2, murphy.train, small("broken", resume=True)))
+    for name in ("trees.jsonl", "evaluation.json", "model.safetensors"):
+        assert (Path(whole.output) / name).read_bytes() == (folder / name).read_bytes(), name
+
+    trees = [json.loads(line) for line in (folder / "trees.jsonl").read_text().splitlines()]
+    assert [tree["step"] for tree in trees] == [0] * 4 + [2] * 4
+    halves = [
+        [child["text"] for t in half for child in t["children"]] for half in (trees[:2], trees[2:4])
+    ]
+    assert halves[0] != halves[1]  # all prompts are the same: equal seeds would show
+    line = json.loads((folder / "metrics.jsonl").read_text().splitlines()[0])
+    assert line["programs"] == sum(1 for tree in trees[:4] for _ in walk(from_dict(tree)))
+
+
+def test_a_run_of_two_goes_on_with_one(small, capsys):
+    finish(start(2, murphy.train, small("run", steps=1)))
+    murphy.train(small("run", steps=2, resume=True))
+    said = capsys.readouterr().out
+    assert "'ranks': 2" in said and "not bit for bit the same" in said
+    assert len((Path(small("run").output) / "metrics.jsonl").read_text().splitlines()) == 2
+
+
+def test_one_process_gathers_itself_and_samples_with_the_model(qwen):
+    assert (ranks.rank(), ranks.count(), ranks.gather({"a": 1})) == (0, 1, [{"a": 1}])
+    assert ranks.sampling_copy(qwen) is qwen and ranks.shard(qwen) is qwen
+    torch.manual_seed(0)
+    dealt = ranks.share(["a", "b", "c", "d", "e"], 2)
+    assert sorted(place for _, own in dealt for place in own) == [0, 1, 2, 3, 4]
+    for values, own in dealt:
+        assert values == ["abcde"[place] for place in own]
