@@ -79,9 +79,13 @@ def replace(path: Path, rows: Rows, key: list[str]) -> None:
 
 
 def commits(path: Path) -> list[str]:
-    """The commits at which the rows of a CSV, or a log, were made; [""]: it does not say."""
+    """The commits at which the rows of a CSV, or a log, were made; [""]: it does not say.
+
+    What an old commit's code measured beside ours does not count: it is never made again.
+    """
     if path.suffix == ".csv":
-        return sorted({row.get("commit", "") for row in read(path)})
+        rows = [row for row in read(path) if not row.get("way", "").startswith("old")]
+        return sorted({row.get("commit", "") for row in rows})
     found = re.match(r"commit (\w+\+?)", path.read_text()) if path.exists() else None
     return [found[1]] if found else [""]
 

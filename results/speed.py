@@ -9,8 +9,8 @@
 
 With --old COMMIT the code of that commit is one more side (of all but groups and endurance).
 Without --model the tiny model of the toy worlds is measured, with random weights. Prompts have
-about 600 tokens, completions 20 to 300. Everything is float32 on the CPU. CPU seconds (user and system)
-are the unit, because other jobs disturb them least; of the rounds the fastest counts.
+about 600 tokens, completions 20 to 300. Everything is float32 on the CPU. CPU seconds (user and
+system) are the unit, because other jobs disturb them least; of the rounds the fastest counts.
 Out: results/speed_MEASURE.csv. What a side does is in speed_model.py and speed_executor.py.
 """
 
@@ -202,9 +202,10 @@ def main() -> None:
     rows = []
     for row in [row for rows_of_side in found for row in rows_of_side]:
         is_old = row.get("way", "").startswith("old")
-        rows.append({"commit": commit, **row, "old": args.old if is_old else ""})
+        rows.append({"commit": args.old if is_old else commit, **row})
     record.replace(args.output / f"speed_{args.measure}.csv", rows, KEYS[args.measure])
-    print("\n".join(ratios(args.measure, rows)))
+    if args.measure not in ("groups", "endurance"):  # they have no other side
+        print("\n".join(ratios(args.measure, rows)))
 
 
 if __name__ == "__main__":
