@@ -1,85 +1,135 @@
-"""A run killed 50 times at random moments ends as one left alone: python results/kill.py   (about 5 minutes on two free cores)
+"""A run that is killed 50 times at random moments ends as one that is left alone.
 
-Every time the newest good checkpoint must hold all steps but those since the last save. In the end the metrics (without
-their seconds), the trees, the evaluations and the weights are compared with those of a run that nothing happened to.
+    python results/kill.py        about 5 minutes on two free cores
+
+After each kill the checkpoint must hold all steps but those since it was due last. In the end the
+metrics (without their seconds), trees, evaluations and weights are compared with those of a run
+that nothing happened to: they must be the same bytes.
 """
 
+# ruff: noqa: E402
 import argparse
 import contextlib
 import json
 import multiprocessing
 import random
+import shutil
 import sys
 import tempfile
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+import record  # noqa: F401  it makes the project importable
 
-import murphy  # noqa: E402
+import murphy
+from support import toy
+from support.run import load
+from support.settings import Config
 
 FORKS = multiprocessing.get_context("forkserver")  # torch is imported once, not 50 times
 FORKS.set_forkserver_preload(["murphy"])
+SECONDS = ("sampling", "executing", "updating")
 
 
-def quietly(config: murphy.Config) -> None:
-    with open(f"{config.output}.log", "a") as log, contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
+def quietly(config: Config) -> None:
+    with (
+        open(f"{config.output}.log", "a") as log,
+        contextlib.redirect_stdout(log),
+        contextlib.redirect_stderr(log),
+    ):
         murphy.train(config)
 
 
-def begin(folder: Path, base: Path, steps: int, save_every: int):
-    """Start the run, or go on with it; a run that was killed before it had any settings is begun again."""
-    resume = "latest" if (folder / "settings.json").exists() else ""
-    process = FORKS.Process(target=quietly, args=(murphy.Config(
-        model=str(base), problems="cutoff", steps=steps, problems_per_step=4, group_size=3, eval_count=8, eval_iterations=2, eval_every=20,
-        log_trees_every=1, learning_rate=1e-3, save_every=save_every, output=str(folder), resume=resume),))
+def begin(folder: Path, base: Path, args: argparse.Namespace) -> multiprocessing.Process:
+    """Start the run, or go on with it; one that had no settings yet is begun again."""
+    resume = (folder / "settings.json").exists()
+    if not resume:
+        shutil.rmtree(folder, ignore_errors=True)
+    config = Config(
+        model=str(base),
+        problems="cutoff",
+        steps=args.steps,
+        problems_per_step=4,
+        group_size=3,
+        temperature=1.0,
+        max_new_tokens=16,
+        feedback_tests=1,
+        learning_rate=1e-3,
+        eval_count=8,
+        eval_iterations=2,
+        eval_every=20,
+        log_trees_every=1,
+        save_every=args.save_every,
+        output=str(folder),
+        resume=resume,
+    )
+    process = FORKS.Process(target=quietly, args=(config,))
     process.start()
     return process
 
 
 def left(folder: Path) -> list:
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").open()]
-    files = ("trees.jsonl", "evaluation.json", "model.safetensors")
-    return [{k: v for k, v in line.items() if k not in ("sampling", "executing", "updating")} for line in lines] + [
-        (folder / name).read_bytes() for name in files]
+    """What a run leaves behind and must be the same; seconds differ in any two runs."""
+    lines = []
+    for line in map(json.loads, (folder / "metrics.jsonl").read_text().splitlines()):
+        lines.append({name: value for name, value in line.items() if name not in SECONDS})
+    names = ("trees.jsonl", "evaluation.json", "model.safetensors")
+    return [lines, *((folder / name).read_bytes() for name in names)]
+
+
+def kill(folder: Path, base: Path, seconds: float, args: argparse.Namespace) -> tuple[int, int]:
+    """Run for some seconds, then kill -9; (steps made, steps that the checkpoint holds)."""
+    process = begin(folder, base, args)
+    process.join(seconds)
+    process.kill()
+    process.join()
+    if process.exitcode == 0:
+        sys.exit("kill.py: the run ended before it was killed; nothing is shown: raise --steps")
+    log = folder / "metrics.jsonl"
+    made = log.read_bytes().count(b"\n") if log.exists() else 0
+    state = load(folder)  # a sentence, and the end, if it cannot be read
+    return made, state["step"] if state else 0
+
+
+def finish(folder: Path, base: Path, args: argparse.Namespace) -> list:
+    """Run to the end; what it leaves."""
+    process = begin(folder, base, args)
+    process.join()
+    if process.exitcode:
+        words = Path(f"{folder}.log").read_text()[-2000:]
+        sys.exit(f"kill.py: the run in {folder.name} failed\n{words}")
+    return left(folder)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--kills", type=int, default=50)
-    parser.add_argument("--steps", type=int, default=250, help="more than will be made before the last kill")
+    parser.add_argument("--steps", type=int, default=250, help="more than the last kill will see")
     parser.add_argument("--save-every", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=6, help="the latest moment of a kill, from the start of the process")
+    parser.add_argument("--seconds", type=float, default=6, help="the latest moment of a kill")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     rng = random.Random(args.seed)
+    lost, saved, in_a_save = [], 0, 0
     with tempfile.TemporaryDirectory() as top:
-        top, lost, at, middle = Path(top), [], [], 0
-        base = murphy.toy.base_model("cutoff", 0, top, steps=100, batch=16)
+        base = toy.base_model("cutoff", 0, Path(top), steps=100, batch=16)
+        folder = Path(top) / "broken"
         for number in range(args.kills):
-            run = begin(top / "broken", base, args.steps, args.save_every)
-            log = top / "broken" / "metrics.jsonl"
-            run.join(rng.uniform(0, args.seconds))
-            run.kill()
-            run.join()
-            if run.exitcode == 0:
-                sys.exit(f"kill.py: the run ended before its kill {number + 1}; nothing is shown")
-            made = log.read_bytes().count(b"\n") if log.exists() else 0
-            middle += any((top / "broken").glob("checkpoints/*.unfinished"))
-            good = [int(path.name[5:]) for path in (top / "broken").glob("checkpoints/step-*[0-9]") if not murphy.damage(path)]
-            at.append(max(good, default=0))
-            lost.append(made - at[-1])
-            print(f"kill {number + 1}: {made} steps made, {at[-1]} in a good checkpoint", flush=True)
-            if lost[-1] > args.save_every or at != sorted(at):
-                sys.exit("kill.py: steps were lost that a checkpoint had held, or should have")
-        for name in ("broken", "straight"):
-            run = begin(top / name, base, args.steps, args.save_every)
-            run.join()
-            if run.exitcode:
-                sys.exit(f"kill.py: the {name} run failed\n" + (top / f"{name}.log").read_text()[-2000:])
-        same = left(top / "broken") == left(top / "straight")
-        print(f"{args.kills} kills, {middle} of them in the middle of a save; steps lost at each: at most {max(lost)}, on average "
-              f"{sum(lost) / len(lost):.1f} (saved every {args.save_every}); the run ended {'as' if same else 'OTHERWISE THAN'} the one "
-              f"left alone: {args.steps} lines, trees, evaluations, weights")
+            made, kept = kill(folder, base, rng.uniform(0, args.seconds), args)
+            in_a_save += (folder / "checkpoint.new").exists()
+            lost.append(made - kept)
+            print(f"kill {number + 1}: {made} steps made, {kept} in the checkpoint", flush=True)
+            if kept < saved or lost[-1] > args.save_every:
+                sys.exit("kill.py: steps were lost that the checkpoint had, or should have had")
+            saved = kept
+        same = finish(folder, base, args) == finish(Path(top) / "straight", base, args)
+    end = "as" if same else "OTHERWISE THAN"
+    print(
+        f"{args.kills} kills, {in_a_save} of them in the middle of a save; steps lost: at most "
+        f"{max(lost)}, {sum(lost) / len(lost):.1f} on average (saved every {args.save_every})\n"
+        f"the run ended {end} the one left alone: {args.steps} lines, trees, evaluations, weights"
+    )
     sys.exit(not same)
 
 

@@ -1,241 +1,350 @@
-"""Tables and pictures of what study.py measured; `python results/study.py --report` runs it on the CSV files alone."""
+"""Tables and pictures of what the other scripts measured.
 
-import csv
+    python results/report.py            prints every table of results/README.md, draws the pictures
+    python results/report.py --write    also puts the tables into results/README.md
+
+In: the CSV files beside this script. Out: iterations.png, cost.png, curves.png, cutoff.png.
+"""
+
+# ruff: noqa: E402  matplotlib must know that there is no screen before pyplot is imported
+import argparse
 import math
+import re
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from statistics import mean, stdev
+from typing import Any
 
 import matplotlib
+import record
 
 matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402
+import matplotlib.pyplot as plt
 
-# Student's t, two-sided 95%, by number of seeds: a handful of seeds is not a normal sample.
+# Student's t, two-sided 95%, by the number of seeds: a handful of seeds is no normal sample.
 T95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
-OPTIMUM = [1 / 16, 3 / 16, 7 / 16, 15 / 16, 1.0]  # binary search for a cut-off in 1..16: 1, 2, 4, 8, 1 cut-offs found at turn k
-NAMES = {"base": "base (warm start)", "grpo": "GRPO, same number of programs", "none": "MURPHY, no propagation", "mers": "MURPHY, MERS",
-         "mars": "MURPHY, MARS", "mars-interp": "MARS, InterP (5 of 9 groups)", "mars-intrap": "MARS, IntraP (4 of 8)",
-         "mars-shuffled": "MARS, credits shuffled", "mers-gamma0.5": "MERS, gamma 0.5", "mers-gamma0.9": "MERS, gamma 0.9",
-         "mars-g4": "MARS, G = 4", "mars-g16": "MARS, G = 16", "mars-s3": "MARS, S = 3, G = 4", "mars-g8-s3": "MARS, S = 3, G = 8"}
-COLOURS = {"base": "#888888", "grpo": "#d1495b", "none": "#edae49", "mers": "#00798c", "mars": "#30638e", "mars-interp": "#6a4c93",
-           "mars-intrap": "#9a6cc9", "mars-shuffled": "#b0b0b0", "mars-g8-s3": "#7fb069"}
+# Binary search for a cut-off in 1..16 finds 1, 2, 4, 8 and 1 of them at its attempts.
+OPTIMUM = [1 / 16, 3 / 16, 7 / 16, 15 / 16, 1.0]
+NAMES = {
+    "base": "base (warm start)",
+    "grpo": "GRPO, same number of programs",
+    "none": "MURPHY, no propagation",
+    "mers": "MURPHY, MERS",
+    "mars": "MURPHY, MARS",
+    "mars-interp": "MARS, InterP (5 of 9 groups)",
+    "mars-intrap": "MARS, IntraP (4 of 8)",
+    "mars-shuffled": "MARS, credits shuffled",
+    "mers-gamma0.5": "MERS, gamma 0.5",
+    "mers-gamma0.9": "MERS, gamma 0.9",
+    "mars-g4": "MARS, G = 4",
+    "mars-g16": "MARS, G = 16",
+    "mars-s3": "MARS, S = 3, G = 4",
+    "mars-g8-s3": "MARS, S = 3, G = 8",
+}
+ABLATIONS = ("mars-shuffled", "mers-gamma0.5", "mers-gamma0.9", "mars-g4", "mars-g16", "mars-s3")
+COLOURS = {
+    "base": "#888888",
+    "grpo": "#d1495b",
+    "none": "#edae49",
+    "mers": "#00798c",
+    "mars": "#30638e",
+    "mars-interp": "#6a4c93",
+    "mars-intrap": "#9a6cc9",
+    "mars-g8-s3": "#7fb069",
+}
+PAIRS = [
+    ("mars", "grpo"),
+    ("mars", "none"),
+    ("mers", "none"),
+    ("mars-interp", "mars"),
+    ("mars-intrap", "mars"),
+]
+CUTOFF_PAIRS = [("mers", "none"), ("mers", "grpo"), ("mars", "none"), ("mars", "mers")]
+COSTED = ("grpo", "none", "mars", "mars-interp", "mars-intrap")
 KS = range(1, 6)
-ABLATIONS = ("mars-shuffled", "mers-gamma0.5", "mers-gamma0.9", "mars-g4", "mars-g16", "mars-s3")  # of world A, one seed each
+Values = dict[tuple, dict[int, float]]  # (world, method, decoding, difficulty, k) -> seed -> score
 
 
-def load(folder: Path) -> tuple[dict, list[dict]]:
-    """(world, method, decoding, difficulty, k) -> {seed: value}, and the lines of the curves."""
-    values: dict[tuple, dict[int, float]] = defaultdict(dict)
-    with open(folder / "study.csv") as file:
-        for row in csv.DictReader(file):
-            key = (row["world"], row["method"], row["decoding"], row["difficulty"], int(row["k"]))
-            values[key][int(row["seed"])] = float(row["value"])
-    with open(folder / "curves.csv") as file:
-        return dict(values), list(csv.DictReader(file))
+def load(folder: Path) -> tuple[Values, list[dict]]:
+    """The scores of the study, and the rows of its curves."""
+    values: Values = defaultdict(dict)
+    for row in record.read(folder / "study.csv"):
+        key = (row["world"], row["method"], row["decoding"], row["difficulty"], int(row["k"]))
+        values[key][int(row["seed"])] = float(row["value"])
+    return dict(values), record.read(folder / "curves.csv")
 
 
-def interval(numbers: list[float]) -> tuple[float, float]:
-    """Mean and half-width of the 95% t interval over seeds; the half-width of a single seed is not known (nan)."""
-    return mean(numbers), T95[len(numbers)] * stdev(numbers) / math.sqrt(len(numbers)) if len(numbers) > 1 else math.nan
+# ---------------------------------------------------------------------- tables
 
 
-def cell(numbers: list[float], sign: str = "") -> str:
-    centre, half = interval([100 * x for x in numbers])
-    return f"{centre:{sign}.1f}" + (f" ± {half:.1f}" if half == half else "")
+def interval(numbers: Sequence[float]) -> tuple[float, float | None]:
+    """Mean, and half the width of its 95% t interval over seeds: None for a single seed.
+
+    >>> interval([1.0, 3.0])
+    (2.0, 12.706)
+    """
+    n = len(numbers)
+    if n == 1:
+        return numbers[0], None
+    return mean(numbers), T95[n] * stdev(numbers) / math.sqrt(n)
 
 
-def table(values: dict, world: str, decoding: str, difficulty: str = "all", of: Collection[str] = NAMES) -> str:
-    """Iter-1..5 of the methods of a world, percent, mean and 95% interval over seeds, as Markdown."""
-    methods = [m for m in of if (world, m, decoding, difficulty, 1) in values]
-    lines = ["| method | seeds | " + " | ".join(f"Iter-{k}" for k in KS) + " |", "| --- | --- |" + " --- |" * len(KS)]
-    for m in methods:
-        row = [list(values[world, m, decoding, difficulty, k].values()) for k in KS]
-        lines.append(f"| {NAMES[m]} | {len(row[0])} | " + " | ".join(map(cell, row)) + " |")
+def cell(shares: Iterable[float], sign: str = "") -> str:
+    """Shares as a cell of a table, in percent.
+
+    >>> cell([0.25, 0.25]), cell([0.5], sign="+")
+    ('25.0 ± 0.0', '+50.0')
+    """
+    centre, half = interval([100 * share for share in shares])
+    text = f"{centre:{sign}.1f}"
+    return text if half is None else f"{text} ± {half:.1f}"
+
+
+def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def score_table(
+    values: Values,
+    world: str,
+    decoding: str = "sampled",
+    difficulty: str = "all",
+    methods: Iterable[str] = NAMES,
+) -> str:
+    """Iter-1 to Iter-5 of the methods of a world, mean and 95% interval over seeds."""
+    rows = []
+    for method in methods:
+        if (world, method, decoding, difficulty, 1) in values:
+            scores = [values[world, method, decoding, difficulty, k].values() for k in KS]
+            rows.append([NAMES[method], str(len(scores[0])), *map(cell, scores)])
     if world == "cutoff":
-        lines.append("| *binary search (the optimum)* | | " + " | ".join(f"{100 * x:.1f}" for x in OPTIMUM) + " |")
-    return "\n".join(lines)
+        best = [f"{100 * share:.1f}" for share in OPTIMUM]
+        rows.append(["*binary search (the optimum)*", "", *best])
+    return markdown(["method", "seeds", *(f"Iter-{k}" for k in KS)], rows)
 
 
-def differences(values: dict, world: str, pairs: list[tuple[str, str]], difficulty: str = "all") -> str:
-    """Paired by seed: method minus method at each Iter-k, points, with the 95% interval over seeds."""
-    lines = ["| points | " + " | ".join(f"Iter-{k}" for k in KS) + " |", "| --- |" + " --- |" * len(KS)]
+def paired_table(values: Values, world: str, pairs: list, difficulty: str = "all") -> str:
+    """Method minus method at each Iter-k in points, paired by seed."""
+    rows = []
     for a, b in pairs:
-        cells = []
+        row = [f"{a} - {b}"]
         for k in KS:
-            left, right = (values.get((world, m, "sampled", difficulty, k), {}) for m in (a, b))
+            left = values.get((world, a, "sampled", difficulty, k), {})
+            right = values.get((world, b, "sampled", difficulty, k), {})
             both = sorted(left.keys() & right.keys())
-            cells.append(cell([left[s] - right[s] for s in both], "+") if both else "")
-        lines.append(f"| {a} - {b} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+            differences = [left[seed] - right[seed] for seed in both]
+            row.append(cell(differences, "+") if both else "")
+        rows.append(row)
+    return markdown(["points", *(f"Iter-{k}" for k in KS)], rows)
 
 
-def cost(values: dict, curves: list[dict]) -> str:
-    """Programs, tokens optimised and seconds per step of the update, beside the score: means over seeds and steps; the
-    seconds are those of the seed with the fewest, since other work ran on the machine during some of the others."""
-    lines = ["| method | programs a step | tokens optimised a step | seconds of update a step (quietest seed) | Iter-5 |",
-             "| --- | --- | --- | --- | --- |"]
-    for m in ("grpo", "none", "mars", "mars-interp", "mars-intrap"):
-        rows = [row for row in curves if row["world"] == "doctest" and row["method"] == m]
-        if rows:
-            programs, tokens = (mean(float(row[name]) for row in rows) for name in ("programs", "tokens"))
-            lines.append(f"| {NAMES[m]} | {programs:.0f} | {tokens:.0f} | {quietest(rows):.2f} | "
-                         + cell(list(values["doctest", m, "sampled", "all", 5].values())) + " |")
-    return "\n".join(lines)
+def of(curves: list[dict], world: str, method: str) -> list[dict]:
+    return [row for row in curves if (row["world"], row["method"]) == (world, method)]
+
+
+def column(rows: list[dict], name: str) -> list[float]:
+    """The numbers of a column; empty cells (no attempt at that turn) are left out."""
+    return [float(row[name]) for row in rows if row[name]]
 
 
 def quietest(rows: list[dict]) -> float:
-    return min(mean(float(row["updating"]) for row in rows if row["seed"] == seed) for seed in {row["seed"] for row in rows})
+    """Seconds of update a step, of the seed with the fewest: others shared the machine."""
+    seconds = defaultdict(list)
+    for row in rows:
+        seconds[row["seed"]].append(float(row["updating"]))
+    return min(map(mean, seconds.values()))
 
 
-def speed(folder: Path) -> str:
-    """Ratios of what step.py measured: of each run the first row is ours."""
-    def rows(name: str, model: str) -> list[dict]:
-        with open(folder / f"speed_{name}.csv") as file:
-            return [row for row in csv.DictReader(file) if row["model"] == model]
-
-    def measured(model: str) -> list[float]:
-        ours, *padded = rows("update", model)
-        rate = lambda row: float(row["tokens_per_cpu_second"])
-        ratios = []
-        for prompts in ("1", "4"):
-            sampler, plain = (row for row in rows("sampling", model) if row["prompts"] == prompts)
-            ratios.append(rate(sampler) / rate(plain))
-        ratios.append(rate(ours) / max(map(rate, padded)))
-        ratios.append(float(ours["peak_mb"]) / max(float(row["peak_mb"]) for row in padded))
-        step, trl = rows("step", model)
-        first, *_, last = rows("groups", model)
-        assert first["group"] == "8" and last["group"] == "64"
-        return [*ratios, float(trl["cpu_seconds"]) / float(step["cpu_seconds"]), float(last["tokens"]) / float(first["tokens"]),
-                float(last["cpu_seconds"]) / float(first["cpu_seconds"])]
-
-    what = ["`sampling`: 8 completions of one prompt, tokens a CPU second against `generate(num_return_sequences=8)` | at least 1.8",
-            "`sampling --prompts 4`: the same for 4 prompts in a batch | at least 1.8",
-            "`update`: 8 siblings, tokens a CPU second against the best micro-batch of padded rows | at least 2",
-            "`update`: peak memory against padded rows in one batch | at most 0.33",
-            "`step`: CPU seconds of TRL 1.16's GRPOTrainer for the same completions, against ours | at least 2",
-            "`groups`: tokens of 64 completions a group against 8 | ", "`groups`: CPU seconds of sampling and updating, the same | "]
-    lines = ["| `python results/speed.py ...` | target | SmolLM2-135M | tiny |", "| --- | --- | --- | --- |"]
-    return "\n".join(lines + [f"| {text} | {real:.2f} | {tiny:.2f} |" for text, real, tiny in
-                              zip(what, measured("smollm2"), measured("tiny"), strict=True)])
+def cost_table(values: Values, curves: list[dict]) -> str:
+    """What a step of each method costs in world A, beside its score."""
+    heads = ["method", "programs a step", "tokens optimised a step"]
+    heads += ["seconds of update a step (quietest seed)", "Iter-5"]
+    rows = []
+    for method in COSTED:
+        steps = of(curves, "doctest", method)
+        if steps:
+            counts = [f"{mean(column(steps, name)):.0f}" for name in ("programs", "tokens")]
+            score = cell(values["doctest", method, "sampled", "all", 5].values())
+            rows.append([NAMES[method], *counts, f"{quietest(steps):.2f}", score])
+    return markdown(heads, rows)
 
 
-def tables(folder: Path) -> dict[str, str]:
-    """Every table of the README by name; a test holds the README against this."""
+def made_at(folder: Path) -> str:
+    """The commit that each measured file was made at."""
+    files = sorted([*folder.glob("*.csv"), *folder.glob("*.log")])
+    rows = []
+    for path in files:
+        known = [commit for commit in record.commits(path) if commit]
+        if known:
+            rows.append([f"`{path.name}`", ", ".join(known)])
+    return markdown(["result", "commit"], rows)
+
+
+# ---------------------------------------------------------------------- the speed table
+
+
+def rate(row: dict) -> float:
+    return float(row["tokens_per_cpu_second"])
+
+
+def seconds(row: dict) -> float:
+    return float(row["cpu_seconds"])
+
+
+def by_way(folder: Path, measure: str, model: str, **wanted: str) -> dict[str, list[dict]]:
+    """The rows of a measure: way -> its rows."""
+    found = defaultdict(list)
+    for row in record.read(folder / f"speed_{measure}.csv"):
+        if row["model"] == model and all(row[name] == value for name, value in wanted.items()):
+            found[row.get("way", "")].append(row)
+    return found
+
+
+def update_ratios(folder: Path, model: str) -> tuple[float, float]:
+    """Tokens a CPU second against the best padded rows, and memory against all of them at once."""
+    ways = by_way(folder, "update", model)
+    (ours,) = ways["ours"]
+    best = max(map(rate, ways["padded"]))
+    whole = max(ways["padded"], key=lambda row: int(row["rows"]))
+    return rate(ours) / best, float(ours["peak_mb"]) / float(whole["peak_mb"])
+
+
+def sampling_ratio(folder: Path, model: str, prompts: str) -> float:
+    ways = by_way(folder, "sampling", model, prompts=prompts)
+    return rate(ways["ours"][0]) / rate(ways["generate"][0])
+
+
+def step_ratio(folder: Path, model: str) -> float:
+    ways = by_way(folder, "step", model)
+    return seconds(ways["trl"][0]) / seconds(ways["ours"][0])
+
+
+def group_ratios(folder: Path, model: str) -> tuple[float, float]:
+    """64 completions a group against 8: the tokens, and the CPU seconds."""
+    rows = {row["group"]: row for row in by_way(folder, "groups", model)[""]}
+    small, large = rows["8"], rows["64"]
+    return float(large["tokens"]) / float(small["tokens"]), seconds(large) / seconds(small)
+
+
+SPEED = [  # what is measured, and what is asked for
+    (
+        "`sampling`: tokens a CPU second against `generate`, 8 completions of a prompt",
+        "1.4 or more",
+    ),
+    ("`sampling --prompts 4`: the same for 4 prompts in a batch", "2 or more"),
+    ("`update`: tokens a CPU second against the best padded rows, 8 siblings", "2 or more"),
+    ("`update`: peak memory against padded rows in one batch", "0.4 or less"),
+    ("`step`: CPU seconds of TRL's GRPOTrainer against ours", "2 or more"),
+    ("`groups`: tokens of 64 completions a group against 8", ""),
+    ("`groups`: CPU seconds of sampling and updating, the same", ""),
+]
+
+
+def speed_table(folder: Path) -> str:
+    columns = []
+    for model in ("smollm2", "tiny"):
+        ratios = [sampling_ratio(folder, model, prompts) for prompts in ("1", "4")]
+        ratios += update_ratios(folder, model)
+        ratios.append(step_ratio(folder, model))
+        ratios += group_ratios(folder, model)
+        columns.append([f"{ratio:.2f}" for ratio in ratios])
+    rows = [[*what, *cells] for what, *cells in zip(SPEED, *columns, strict=True)]
+    return markdown(["`python results/speed.py ...`", "asked", "SmolLM2-135M", "tiny"], rows)
+
+
+def executor_table(folder: Path) -> str:
+    """CPU milliseconds of a program and programs a second, the best of all rounds."""
+    best: dict[tuple, dict] = {}
+    for row in record.read(folder / "speed_executor.csv"):
+        key = row["way"], row["workers"]
+        if key not in best or float(row["cpu_ms"]) < float(best[key]["cpu_ms"]):
+            best[key] = row
+    names = ["way", "workers", "cpu_ms", "per_second"]
+    rows = [[row[name] for name in names] for row in best.values()]
+    return markdown(["way", "workers", "CPU ms a program", "programs a second"], rows)
+
+
+def csv_table(path: Path) -> str:
+    """A small CSV as it is, without its commits."""
+    rows = record.read(path)
+    names = [name for name in rows[0] if name != "commit"]
+    heads = [name.replace("_", " ") for name in names]
+    return markdown(heads, [[row[name] for name in names] for row in rows])
+
+
+def study_tables(folder: Path) -> dict[str, str]:
     values, curves = load(folder)
-    made = {"speed": speed(folder)} if (folder / "speed_step.csv").exists() else {}  # measured apart from the study
-    if any(key[0] == "doctest" for key in values):
-        made["doctest"] = table(values, "doctest", "sampled", of=[m for m in NAMES if m not in ABLATIONS])
-        made["doctest-ablations"] = table(values, "doctest", "sampled", of=("mars", *ABLATIONS))
-        made["doctest-greedy"] = table(values, "doctest", "greedy")
+    worlds = {key[0] for key in values}
+    made = {}
+    if "doctest" in worlds:
+        main = [name for name in NAMES if name not in ABLATIONS]
+        made["doctest"] = score_table(values, "doctest", methods=main)
+        made["doctest-paired"] = paired_table(values, "doctest", PAIRS)
+        made["doctest-paired-hard"] = paired_table(values, "doctest", PAIRS[:3], "hard")
+        made["doctest-ablations"] = score_table(values, "doctest", methods=("mars", *ABLATIONS))
         for level in ("easy", "medium", "hard"):
-            made[f"doctest-{level}"] = table(values, "doctest", "sampled", level)
-        pairs = [("mars", "grpo"), ("mars", "none"), ("mers", "none"), ("mars-interp", "mars"), ("mars-intrap", "mars")]
-        made["doctest-paired"] = differences(values, "doctest", pairs)
-        made["doctest-paired-hard"] = differences(values, "doctest", pairs[:3], "hard")
-        made["cost"] = cost(values, curves)
-        made["no-feedback"] = table(values, "doctest", "no feedback")
-    if any(key[0] == "cutoff" for key in values):
-        made["cutoff"] = table(values, "cutoff", "sampled")
-        made["cutoff-greedy"] = table(values, "cutoff", "greedy")
-        made["cutoff-paired"] = differences(values, "cutoff", [("mers", "none"), ("mers", "grpo"), ("mars", "none"), ("mars", "mers")])
+            made[f"doctest-{level}"] = score_table(values, "doctest", difficulty=level)
+        made["doctest-greedy"] = score_table(values, "doctest", "greedy")
+        made["no-feedback"] = score_table(values, "doctest", "no feedback")
+        made["cost"] = cost_table(values, curves)
+    if "cutoff" in worlds:
+        made["cutoff"] = score_table(values, "cutoff")
+        made["cutoff-paired"] = paired_table(values, "cutoff", CUTOFF_PAIRS)
+        made["cutoff-greedy"] = score_table(values, "cutoff", "greedy")
     return made
 
 
+def tables(folder: Path) -> dict[str, str]:
+    """Every table of results/README.md by name; a test holds the page against this."""
+    made = study_tables(folder)
+    if (folder / "speed_step.csv").exists():  # measured apart from the study
+        made["speed"] = speed_table(folder)
+        made["executor"] = executor_table(folder)
+        made["endurance"] = csv_table(folder / "speed_endurance.csv")
+        made["made-at"] = made_at(folder)
+    if (folder / "memory.csv").exists():
+        made["memory"] = csv_table(folder / "memory.csv")
+    return made
+
+
+def fill(text: str, made: dict[str, str]) -> str:
+    """A page with its tables, `<!-- table NAME --> ... <!-- /table -->`, made anew."""
+
+    def table(match: re.Match) -> str:
+        return f"<!-- table {match[1]} -->\n{made[match[1]]}\n<!-- /table -->"
+
+    return re.sub(r"<!-- table (\S+) -->\n.*?<!-- /table -->", table, text, flags=re.DOTALL)
+
+
+# ---------------------------------------------------------------------- pictures
+
+# Dark ink on a white card can be read in either of GitHub's themes.
+STYLE = {
+    "figure.facecolor": "white",
+    "savefig.facecolor": "white",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "font.size": 9,
+    "legend.frameon": False,
+    "legend.fontsize": 8,
+}
+
+
 def smooth(rows: list[dict], name: str, width: int = 10) -> tuple[list[int], list[float]]:
-    """Mean over seeds at each step, then over a running window; empty cells (no attempt at that turn) are left out."""
+    """The mean over seeds at each step, then over the last `width` steps."""
     by_step = defaultdict(list)
     for row in rows:
         if row[name]:
             by_step[int(row["step"])].append(float(row[name]))
     steps = sorted(by_step)
-    return steps, [mean(mean(by_step[s]) for s in steps[max(0, i - width + 1):i + 1]) for i in range(len(steps))]
-
-
-def draw(folder: Path) -> list[Path]:
-    """The pictures: dark ink on a white card, so that they can be read in either of GitHub's themes."""
-    plt.rcParams.update({"figure.facecolor": "white", "savefig.facecolor": "white", "axes.spines.top": False,
-                         "axes.spines.right": False, "font.size": 9, "legend.frameon": False, "legend.fontsize": 8})
-    values, curves = load(folder)
-    worlds = {key[0] for key in values}
-    made = []
-
-    def save(figure, name):
-        figure.tight_layout()
-        figure.savefig(folder / name, dpi=130, metadata={"Software": ""})
-        plt.close(figure)
-        made.append(folder / name)
-
-    def iterations(axis, world, methods, difficulty, title):
-        for m in methods:
-            if (world, m, "sampled", difficulty, 1) in values:
-                centre, half = zip(*(interval([100 * x for x in values[world, m, "sampled", difficulty, k].values()]) for k in KS))
-                axis.errorbar(KS, centre, yerr=half if half[0] == half[0] else None, label=NAMES[m], color=COLOURS[m], marker="o",
-                              markersize=3, capsize=2, linewidth=1.5)
-        axis.set(title=title, xlabel="attempts (k)", xticks=list(KS), ylim=(0, 102))
-
-    methods = ("base", "grpo", "none", "mers", "mars")
-    if "doctest" in worlds:
-        figure, axes = plt.subplots(1, 4, figsize=(12, 3.4), sharey=True)
-        for axis, level in zip(axes, ("all", "easy", "medium", "hard"), strict=True):
-            iterations(axis, "doctest", methods, level, f"World A, {level}")
-        axes[0].set_ylabel("held-out problems solved, %")
-        axes[1].legend(loc="lower right")
-        save(figure, "iterations.png")
-
-        figure, axes = plt.subplots(1, 2, figsize=(9, 3.4))
-        for m in ("grpo", "none", "mars", "mars-interp", "mars-intrap"):
-            rows = [row for row in curves if row["world"] == "doctest" and row["method"] == m]
-            if rows:
-                centre, half = interval([100 * x for x in values["doctest", m, "sampled", "all", 5].values()])
-                for axis, x in zip(axes, (mean(float(row["tokens"]) for row in rows), quietest(rows)), strict=True):
-                    axis.errorbar(x, centre, yerr=half if half == half else None, fmt="o", color=COLOURS[m], label=NAMES[m], capsize=2)
-        axes[0].set(xlabel="tokens optimised a step", ylabel="Iter-5, %", xlim=(0, None))
-        axes[1].set(xlabel="seconds of update a step (quietest seed)", xlim=(0, None))
-        axes[1].legend(loc="lower right")
-        save(figure, "cost.png")
-
-        figure, axes = plt.subplots(1, 3, figsize=(12, 3.4))
-        for m in ("grpo", "none", "mars"):
-            rows = [row for row in curves if row["world"] == "doctest" and row["method"] == m]
-            for axis, name in ((axes[0], "reward"), (axes[1], "solved")):
-                axis.plot(*smooth(rows, name + "_1"), color=COLOURS[m], label=NAMES[m])
-                axis.plot(*smooth(rows, name + "_2"), color=COLOURS[m], linestyle="--")
-            axes[2].plot(*smooth(rows, "repaired"), color=COLOURS[m])
-        for axis, title in zip(axes, ("mean reward (solid: turn 1, dashed: turn 2)", "share of attempts solved",
-                                      "failures with a solved refinement"), strict=True):
-            axis.set(title=title, xlabel="step", ylim=(0, 1))
-        axes[0].legend(loc="lower right")
-        save(figure, "curves.png")
-    if "cutoff" in worlds:
-        figure, axes = plt.subplots(2, 2, figsize=(10, 6.4))
-        axes = axes.flat
-        iterations(axes[0], "cutoff", methods, "all", "World B: problems solved, %")
-        axes[0].plot(KS, [100 * x for x in OPTIMUM], "k:", label="binary search (optimum)")
-        axes[0].legend(loc="upper left")
-        for m in ("grpo", "none", "mars", "mers"):
-            rows = [row for row in curves if row["world"] == "cutoff" and row["method"] == m]
-            if rows:
-                axes[1].plot(*entropies(rows), color=COLOURS[m], label=NAMES[m], marker="o", markersize=3)
-        axes[1].set(title="entropy of the first guess, bits (uniform: 4)", xlabel="step", ylim=(0, None))
-        axes[1].legend(loc="lower left")
-        last = [row for row in curves if row["world"] == "cutoff" and row["method"] == "mers" and int(row["step"]) >= 80]
-        share = guesses(last)
-        axes[2].bar(range(1, 17), [share.get(g, 0.0) for g in range(1, 17)], color=COLOURS["mers"])
-        axes[2].set(title="first guesses of MERS, last 20 steps, all seeds", xlabel="guess (binary search: 8 or 9)")
-        for m in ("mers", "mars", "mars-g8-s3"):
-            rows = [row for row in curves if row["world"] == "cutoff" and row["method"] == m]
-            if rows:
-                axes[3].plot(*smooth(rows, "spread_1"), color=COLOURS[m], label=NAMES[m])
-        axes[3].set(title="turn-1 groups with any spread of credit", xlabel="step", ylim=(0, 1.02))
-        axes[3].legend(loc="lower left")
-        save(figure, "cutoff.png")
-    return made
+    means = [mean(by_step[step]) for step in steps]
+    return steps, [mean(means[max(0, i - width + 1) : i + 1]) for i in range(len(steps))]
 
 
 def guesses(rows: list[dict]) -> dict[int, float]:
-    """Share of each first guess over some steps."""
+    """The share of each first guess over some steps."""
     count: dict[int, int] = defaultdict(int)
     for row in rows:
         for item in row["first_guesses"].split():
@@ -243,17 +352,124 @@ def guesses(rows: list[dict]) -> dict[int, float]:
             if guess.isdigit():
                 count[int(guess)] += int(n)
     total = sum(count.values())
-    return {g: n / total for g, n in count.items()}
+    return {guess: n / total for guess, n in count.items()}
 
 
 def entropies(rows: list[dict], width: int = 10) -> tuple[list[int], list[float]]:
-    """Bits of the first guess over windows of steps: pooled within a window (few guesses look more certain than they
-    are), then the mean over seeds."""
-    windows: dict[int, dict[str, list[dict]]] = defaultdict(lambda: defaultdict(list))
+    """Bits of the first guess, pooled over windows of steps, then the mean over seeds.
+
+    A few guesses alone would look more certain than they are.
+    """
+    windows: dict[tuple[int, str], list[dict]] = defaultdict(list)
     for row in rows:
-        windows[int(row["step"]) // width][row["seed"]].append(row)
-    bits = {w: mean(-sum(p * math.log2(p) for p in guesses(part).values()) for part in seeds.values()) for w, seeds in windows.items()}
-    return [width * w + width // 2 for w in sorted(bits)], [bits[w] for w in sorted(bits)]
+        windows[int(row["step"]) // width, row["seed"]].append(row)
+    bits = defaultdict(list)
+    for (window, _), part in windows.items():
+        bits[window].append(-sum(p * math.log2(p) for p in guesses(part).values()))
+    middles = [width * window + width // 2 for window in sorted(bits)]
+    return middles, [mean(bits[window]) for window in sorted(bits)]
+
+
+def draw_scores(axes: Any, values: Values, world: str, difficulty: str, title: str) -> None:
+    for method in ("base", "grpo", "none", "mers", "mars"):
+        key = (world, method, "sampled", difficulty)
+        if (*key, 1) in values:
+            scores = [interval([100 * x for x in values[(*key, k)].values()]) for k in KS]
+            centre, half = zip(*scores, strict=True)
+            bars = {"yerr": half, "capsize": 2} if half[0] is not None else {}
+            look = {"label": NAMES[method], "color": COLOURS[method]}
+            axes.errorbar(KS, centre, marker="o", markersize=3, **bars, **look)
+    axes.set(title=title, xlabel="attempts (k)", xticks=list(KS), ylim=(0, 102))
+
+
+def draw_iterations(values: Values, curves: list[dict]) -> None:
+    _, row = plt.subplots(1, 4, figsize=(12, 3.4), sharey=True)
+    for axes, level in zip(row, ("all", "easy", "medium", "hard"), strict=True):
+        draw_scores(axes, values, "doctest", level, f"World A, {level}")
+    row[0].set_ylabel("held-out problems solved, %")
+    row[1].legend(loc="lower right")
+
+
+def draw_cost(values: Values, curves: list[dict]) -> None:
+    _, (left, right) = plt.subplots(1, 2, figsize=(9, 3.4))
+    for method in COSTED:
+        rows = of(curves, "doctest", method)
+        if rows:
+            scores = values["doctest", method, "sampled", "all", 5].values()
+            centre, half = interval([100 * score for score in scores])
+            look = {"fmt": "o", "color": COLOURS[method], "label": NAMES[method], "capsize": 2}
+            left.errorbar(mean(column(rows, "tokens")), centre, yerr=half, **look)
+            right.errorbar(quietest(rows), centre, yerr=half, **look)
+    left.set(xlabel="tokens optimised a step", ylabel="Iter-5, %", xlim=(0, None))
+    right.set(xlabel="seconds of update a step (quietest seed)", xlim=(0, None))
+    right.legend(loc="lower right")
+
+
+def draw_curves(values: Values, curves: list[dict]) -> None:
+    _, (rewards, solved, repaired) = plt.subplots(1, 3, figsize=(12, 3.4))
+    for method in ("grpo", "none", "mars"):
+        rows, colour = of(curves, "doctest", method), COLOURS[method]
+        for axes, name in ((rewards, "reward"), (solved, "solved")):
+            axes.plot(*smooth(rows, f"{name}_1"), color=colour, label=NAMES[method])
+            axes.plot(*smooth(rows, f"{name}_2"), color=colour, linestyle="--")
+        repaired.plot(*smooth(rows, "repaired"), color=colour)
+    rewards.set(title="mean reward (solid: turn 1, dashed: turn 2)")
+    solved.set(title="share of attempts solved")
+    repaired.set(title="failures with a solved refinement")
+    for axes in (rewards, solved, repaired):
+        axes.set(xlabel="step", ylim=(0, 1))
+    rewards.legend(loc="lower right")
+
+
+def draw_cutoff(values: Values, curves: list[dict]) -> None:
+    _, ((scores, entropy), (first, spread)) = plt.subplots(2, 2, figsize=(10, 6.4))
+    draw_scores(scores, values, "cutoff", "all", "World B: problems solved, %")
+    scores.plot(KS, [100 * x for x in OPTIMUM], "k:", label="binary search (optimum)")
+    scores.legend(loc="upper left")
+
+    for method in ("grpo", "none", "mars", "mers"):
+        rows = of(curves, "cutoff", method)
+        look = {"color": COLOURS[method], "label": NAMES[method], "marker": "o", "markersize": 3}
+        entropy.plot(*entropies(rows), **look)
+    entropy.set(title="entropy of the first guess, bits (uniform: 4)", xlabel="step")
+    entropy.set(ylim=(0, None))
+    entropy.legend(loc="lower left")
+
+    late = [row for row in of(curves, "cutoff", "mers") if int(row["step"]) >= 80]
+    share = guesses(late)
+    heights = [share.get(guess, 0.0) for guess in range(1, 17)]
+    first.bar(range(1, 17), heights, color=COLOURS["mers"])
+    first.set(title="first guesses of MERS, last 20 steps, all seeds")
+    first.set(xlabel="guess (binary search: 8 or 9)")
+
+    for method in ("mers", "mars", "mars-g8-s3"):
+        rows = of(curves, "cutoff", method)
+        spread.plot(*smooth(rows, "spread_1"), color=COLOURS[method], label=NAMES[method])
+    spread.set(title="turn-1 groups with any spread of credit", xlabel="step", ylim=(0, 1.02))
+    spread.legend(loc="lower left")
+
+
+PICTURES: dict[str, tuple[str, Callable]] = {
+    "iterations.png": ("doctest", draw_iterations),
+    "cost.png": ("doctest", draw_cost),
+    "curves.png": ("doctest", draw_curves),
+    "cutoff.png": ("cutoff", draw_cutoff),
+}
+
+
+def draw(folder: Path) -> list[Path]:
+    """Draw the pictures of the worlds that were measured."""
+    plt.rcParams.update(STYLE)
+    values, curves = load(folder)
+    made = []
+    for name, (world, picture) in PICTURES.items():
+        if any(key[0] == world for key in values):
+            picture(values, curves)
+            plt.tight_layout()
+            plt.savefig(folder / name, dpi=130, metadata={"Software": ""})
+            plt.close()
+            made.append(folder / name)
+    return made
 
 
 def main(folder: Path) -> None:
@@ -261,3 +477,16 @@ def main(folder: Path) -> None:
         print(f"\n{name}\n\n{text}")
     for path in draw(folder):
         print(f"\nwrote {path}")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--folder", type=Path, default=record.HERE, help="where the CSV files are")
+    parser.add_argument("--write", action="store_true", help="put the tables into README.md there")
+    args = parser.parse_args()
+    main(args.folder)
+    if args.write:
+        page = args.folder / "README.md"
+        page.write_text(fill(page.read_text(), tables(args.folder)))

@@ -1,178 +1,212 @@
-"""Speed, measured side by side in one run; the figures go to CSV files beside this script.
+"""Speed, measured side by side: each side in a process of its own, in turn, in one run.
 
-    python results/speed.py executor     the executor, an interpreter per program, and the bare fork floor
-    python results/speed.py endurance    20,000 programs in a row, one in ten hostile; then their verdicts under load
-    python results/speed.py update | sampling | step | groups ...    what training costs, see step.py beside this file
+    python results/speed.py update   --model FOLDER   packed against padded rows, and their memory
+    python results/speed.py sampling --model FOLDER   our sampler against one call of generate
+    python results/speed.py step     --model FOLDER   a step of ours against one of TRL's
+    python results/speed.py groups   --model FOLDER   8 to 64 completions a group
+    python results/speed.py executor                  against an interpreter each, and a bare fork
+    python results/speed.py endurance                 20,000 programs, one in ten hostile
 
-Each of the first two is one function below. CPU time is user + system of the process and of all that it started.
+With --old COMMIT the code of that commit is one more side (of all but groups and endurance).
+Without --model the tiny model of the toy worlds is measured, with random weights. Prompts have
+about 600 tokens, completions 20 to 300. Everything is float32 on the CPU. CPU seconds (user and
+system) are the unit, because other jobs disturb them least; of the rounds the fastest counts.
+Out: results/speed_MEASURE.csv. What a side does is in speed_model.py and speed_executor.py.
 """
+
 import argparse
-import csv
-import os
-import resource
+import contextlib
+import json
 import subprocess
 import sys
-import time
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
+from typing import Any
 
-HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parent), str(HERE.parent / "tests")]
-import executor  # noqa: E402
+import record
 
-
-def write(name: str, rows: list) -> None:
-    """Save rows (dicts with the same keys) as results/<name> and print them."""
-    with open(HERE / name, "w", newline="") as file:
-        table = csv.DictWriter(file, rows[0], lineterminator="\n")
-        table.writeheader()
-        table.writerows(rows)
-    for row in rows:
-        print("  ".join(f"{key} {value}" for key, value in row.items()), flush=True)
+FASTEST = {"executor": "cpu_ms", "endurance": "seconds"}  # else: "cpu_seconds"
+KEYS = {  # the columns that tell the rows of a CSV apart
+    "update": ["model", "way", "rows"],
+    "sampling": ["model", "way", "prompts"],
+    "step": ["model", "way"],
+    "groups": ["model", "group"],
+    "executor": ["way", "workers"],
+    "endurance": ["programs"],
+}
 
 
-def workers_cpu() -> float:
-    """CPU seconds so far of this process and, with all their children, of the processes of the executor."""
-    own, tick = resource.getrusage(resource.RUSAGE_SELF), os.sysconf("SC_CLK_TCK")
-    total = own.ru_utime + own.ru_stime
-    for path in Path("/proc").glob("[0-9]*"):
+@dataclass
+class Side:
+    """What one process measures: the code in a folder, or a peer of it, with some settings."""
+
+    way: str
+    code: Path
+    settings: dict[str, Any]
+
+
+@contextlib.contextmanager
+def checkout(commit: str) -> Iterator[Path]:
+    """The files of a commit in a temporary folder.
+
+    It lies in runs/, because the old executor is less confined below /tmp, and so cheaper.
+    """
+    (record.ROOT / "runs").mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=record.ROOT / "runs") as top:
+        folder = str(Path(top) / "old")
+        git = ["git", "-C", str(record.ROOT), "worktree"]
+        subprocess.run([*git, "add", "--quiet", "--detach", folder, commit], check=True)
         try:
-            words = (path / "cmdline").read_bytes()
-            if any(worker.folder.encode() in words for worker in executor._idle):  # of a judge or zygote of ours
-                total += sum(map(int, (path / "stat").read_text().rpartition(")")[2].split()[11:15])) / tick
-        except OSError:
-            pass
-    return total
+            yield Path(folder)
+        finally:
+            subprocess.run([*git, "remove", "--force", folder], check=True)
 
 
-def cpu_executor(arguments: argparse.Namespace) -> None:
-    """Programs a second and CPU milliseconds a program, for 1, 2 and 4 workers, on the same programs."""
-    tests = [[[n], n * n + 1] for n in range(6)]
-    problem = SimpleNamespace(kind="functional", tests=tests, public_tests=[], entry_point="f")
-    asserts = SimpleNamespace(kind="assert", tests=[f"assert f({n}) == {n * n + 1}" for n in range(6)], public_tests=[],
-                              entry_point="f")
-    rows, serial = [], iter(range(10**9))
+def measure(name: str, side: Side, shared: dict) -> list[dict]:
+    """Run one side in a new process, where nothing is warm; the rows that it printed."""
+    script = "speed_executor.py" if name in ("executor", "endurance") else "speed_model.py"
+    request = {"measure": name, "way": side.way, "code": str(side.code), **shared, **side.settings}
+    done = subprocess.run(
+        [sys.executable, str(record.HERE / script)],
+        input=json.dumps(request),
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        sys.exit(f"speed.py: {name}, {side.way}: it failed; its last words are above")
+    return json.loads(done.stdout.splitlines()[-1])
 
-    def programs(count):
-        return [f"def f(x):\n    y = {next(serial)}\n    return x * x + 1\n" for _ in range(count)]
 
-    def measure(way, workers, codes, action):
-        before, begin = workers_cpu() + children_cpu(), time.monotonic()
-        action(codes)
-        wall, cpu = time.monotonic() - begin, workers_cpu() + children_cpu() - before
-        rows.append(dict(way=way, workers=workers, programs=len(codes), per_second=round(len(codes) / wall, 1),
-                         cpu_ms=round(1000 * cpu / len(codes), 2)))
+def alternate(name: str, sides: list[Side], shared: dict, rounds: int) -> list[list[dict]]:
+    """The fastest rows of each side. In every round each side has its turn."""
+    fastest = FASTEST.get(name, "cpu_seconds")
+    best: list[list[dict]] = []
+    for number in range(rounds):
+        for place, side in enumerate(sides):
+            rows = measure(name, side, shared)
+            print(f"round {number + 1}: {show(rows[-1])}", flush=True)
+            if number == 0:
+                best.append(rows)
+            elif rows[-1][fastest] < best[place][-1][fastest]:
+                best[place] = rows
+    return best
 
-    def through_executor(problem, workers):
-        def action(codes):
-            assert all(r.reward == 1 for r in executor.run_many([(problem, code) for code in codes], workers=workers))
-        return action
 
-    def through_subprocess(codes):
-        for code in codes:
-            text = code + f"\nassert all(f(*a) == b for a, b in {tests!r})"
-            assert subprocess.run([sys.executable, "-I", "-c", text]).returncode == 0
+def show(row: dict) -> str:
+    shown = {name: value for name, value in row.items() if name != "prompts_in_full"}
+    return "  ".join(f"{name} {value}" for name, value in shown.items())
 
-    def through_fork(codes):
-        for code in codes:
-            child = os.fork()
-            if not child:
-                space = {}
-                exec(compile(code, "<program>", "exec"), space)
-                os._exit(0 if all(space["f"](*a) == b for a, b in tests) else 1)
-            assert os.waitpid(child, 0)[1] == 0
 
-    for _ in range(arguments.rounds):
-        executor.close()
-        measure("fork floor", 1, programs(arguments.programs), in_a_clean_process(through_fork))
-        measure("subprocess", 1, programs(arguments.programs // 10), through_subprocess)
+def ours_and_old(old: Path | None, label: str = "", **settings: Any) -> list[Side]:
+    sides = [Side(f"ours{label}", record.ROOT, settings)]
+    if old:
+        sides.append(Side(f"old{label}", old, settings))
+    return sides
+
+
+def sides_of(args: argparse.Namespace, old: Path | None) -> list[Side]:
+    """The sides of a measure, ours first. (TRL's is not among them: it needs our prompts.)"""
+    peer = record.ROOT
+    if args.measure == "update":
+        sizes = [size for size in (8, 4, 2, 1) if size <= args.group]
+        padded = [Side("padded", peer, {"rows": size}) for size in sizes]
+        return ours_and_old(old, rows=args.group) + padded
+    if args.measure == "sampling":
+        return [*ours_and_old(old), Side("generate", peer, {})]
+    if args.measure == "groups":
+        return [Side("ours", peer, {"group": size}) for size in args.sizes]
+    if args.measure == "executor":
+        few = {"workers": 1, "programs": max(1, args.programs // 10)}
+        sides = [Side("fork floor", peer, {"workers": 1}), Side("an interpreter each", peer, few)]
         for workers in (1, 2, 4):
-            executor.run_many([(problem, code) for code in programs(4 * workers)], workers=workers)  # start them
-            measure("executor, functional", workers, programs(arguments.programs), through_executor(problem, workers))
-            measure("executor, assert", workers, programs(arguments.programs), through_executor(asserts, workers))
-        executor.close()
-    write("speed_executor.csv", rows)
-    best = {way: min(row["cpu_ms"] for row in rows if row["way"] == way and row["workers"] == 1) for way in {row["way"] for row in rows}}
-    ours = best["executor, functional"]
-    print(f"CPU per program: {best['subprocess'] / ours:.1f} times less than an interpreter each (asked: 8), "
-          f"{ours / best['fork floor']:.1f} times the fork floor (asked: at most 4)")
+            for kind in ("functional", "assert"):
+                sides += ours_and_old(old, f", {kind}", kind=kind, workers=workers)
+        return sides
+    return ours_and_old(old if args.measure == "step" else None)
 
 
-def children_cpu() -> float:
-    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return ended.ru_utime + ended.ru_stime
-
-
-def in_a_clean_process(action):
-    """The floor is measured from a process like the zygote: the same modules imported, nothing else."""
-    def run(codes):
-        import gc
-        child = os.fork()
-        if not child:
-            for name in executor.PRELOADED.split():
-                __import__(name)
-            gc.freeze()
-            gc.disable()
-            action(codes)
-            os._exit(0)
-        assert os.waitpid(child, 0)[1] == 0
-    return run
-
-
-def endurance(arguments: argparse.Namespace) -> None:
-    """Programs in a row, one in ten hostile: what grows; then the same verdicts while all cores are busy four times over."""
-    import test_executor as tests
-    hostile = [p for p in tests.corpus() if p[2] == 0]
-    jobs = []
-    for n in range(arguments.programs):
-        name, task, low, high, code = hostile[n // 10 % len(hostile)]
-        jobs.append((tests.TASKS[task], code + f"\n#{n}", low, high) if n % 10 == 0 else
-                    (tests.SQUARE, f"def square(n):\n    return n * n  # {n}", 1, 1))
-
-    def state():
-        ours = [pid for pid, line in tests.processes().items() if any(worker.folder in line for worker in executor._idle)]
-        pages = sum(int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in [os.getpid(), *ours])
-        return dict(processes=len(ours), megabytes=round(pages * resource.getpagesize() / 2**20, 1),
-                    descriptors=sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in [os.getpid(), *ours]),
-                    files=sum(len(list(Path(worker.folder).rglob("*"))) for worker in executor._idle))
-
-    rows, verdicts = [], []
-    for start in range(0, len(jobs), arguments.programs // 10):
-        part = jobs[start:start + arguments.programs // 10]
-        begin = time.monotonic()
-        results = executor.run_many([job[:2] for job in part], seconds=0.2, memory_mb=256)
-        verdicts += [(r.reward, r.status) for r in results]
-        bad = sum(not low <= r.reward <= high for (_, _, low, high), r in zip(part, results))
-        rows.append(dict(programs=start + len(part), false_verdicts=bad, **state(), seconds=round(time.monotonic() - begin, 1)))
-        print(rows[-1], flush=True)
-    write("endurance_executor.csv", rows)
-    load = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(4 * len(os.sched_getaffinity(0)))]
+def add_trl(args: argparse.Namespace, found: list[list[dict]], shared: dict) -> None:
+    """TRL's step on the prompts that ours was made of."""
+    prompts = found[0][0]["prompts_in_full"]
+    for rows in found:
+        rows[0].pop("prompts_in_full")
     try:
-        sample = range(0, len(jobs), max(1, len(jobs) // arguments.again))
-        again = executor.run_many([jobs[n][:2] for n in sample], seconds=0.2, memory_mb=256)
-    finally:
-        for process in load:
-            process.kill()
-            process.wait()
-    other = [(n, verdicts[n], (r.reward, r.status)) for n, r in zip(sample, again) if verdicts[n] != (r.reward, r.status)]
-    print(f"{len(again)} of them again under 4 times the load of all cores: {len(other)} other verdicts {other[:5]}")
+        import trl  # noqa: F401
+    except ImportError:
+        print("TRL is not installed here, so its side is left out (pip install trl)")
+        return
+    settings = {"prompts_in_full": prompts, "trl_batch": args.trl_batch}
+    found += alternate("step", [Side("trl", record.ROOT, settings)], shared, args.rounds)
+    ours, theirs = found[0][0], found[-1][0]
+    if (ours["tokens"], ours["prompt_tokens"]) != (theirs["tokens"], theirs["prompt_tokens"]):
+        sys.exit(f"speed.py: the two steps were not the same work: {ours}, {theirs}")
+
+
+def ratios(name: str, rows: list[dict]) -> list[str]:
+    """What the first row, which is ours, is to each of the others."""
+    lines = []
+    ours = rows[0]
+    for row in rows[1:]:
+        what = f"{row['way']} ({row.get('rows', 'all')} rows)"
+        if "cpu_seconds" in row and row["tokens"] == ours["tokens"]:
+            times = row["cpu_seconds"] / ours["cpu_seconds"]
+            lines.append(f"{what}: {times:.2f} times our CPU seconds")
+        if "peak_mb" in row:
+            lines[-1] += f"; ours has {ours['peak_mb'] / max(row['peak_mb'], 1):.2f} of its memory"
+        if name == "executor" and row["way"].startswith("old"):
+            peer = row["way"].replace("old", "ours"), row["workers"]
+            mine = next(r for r in rows if (r["way"], r["workers"]) == peer)
+            times = mine["cpu_ms"] / row["cpu_ms"]
+            lines.append(f"{peer[0]}, {row['workers']} workers: {times:.2f} times the old CPU time")
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("measure", choices=list(KEYS))
+    parser.add_argument(
+        "--model", default="tiny", help="folder of a chat model; tiny: a random one"
+    )
+    parser.add_argument("--old", default="", help="a commit whose code is measured, too")
+    parser.add_argument("--rounds", type=int, default=3, help="of which the fastest counts")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--group", type=int, default=8, help="completions of a prompt")
+    parser.add_argument("--longest", type=int, default=300, help="tokens of a completion at most")
+    parser.add_argument("--prompts", type=int, default=1, help="prompts in a batch (sampling)")
+    parser.add_argument("--micro-tokens", type=int, default=2048, help="as of murphy.py")
+    parser.add_argument("--failures", type=int, default=2, help="first attempts that fail (step)")
+    parser.add_argument("--trl-batch", type=int, default=1, help="TRL's rows of a forward (step)")
+    parser.add_argument("--sizes", type=int, nargs="+", default=[8, 16, 32, 64], help="(groups)")
+    parser.add_argument("--programs", type=int, default=0, help="(executor, endurance)")
+    parser.add_argument("--again", type=int, default=1000, help="programs under load (endurance)")
+    parser.add_argument("--output", type=Path, default=record.HERE, help="folder of the CSV files")
+    args = parser.parse_args()
+    args.programs = args.programs or {"endurance": 20_000}.get(args.measure, 1000)
+    args.rounds = 1 if args.measure == "endurance" else args.rounds
+
+    names = ("model", "threads", "seed", "group", "longest", "prompts", "micro_tokens")
+    names += ("failures", "programs", "again")
+    shared = {name: getattr(args, name) for name in names}
+    with checkout(args.old) if args.old else contextlib.nullcontext() as old:
+        found = alternate(args.measure, sides_of(args, old), shared, args.rounds)
+    if args.measure == "step":
+        add_trl(args, found, shared)
+
+    commit = record.commit()
+    rows = []
+    for row in [row for rows_of_side in found for row in rows_of_side]:
+        is_old = row.get("way", "").startswith("old")
+        rows.append({"commit": args.old if is_old else commit, **row})
+    record.replace(args.output / f"speed_{args.measure}.csv", rows, KEYS[args.measure])
+    if args.measure not in ("groups", "endurance"):  # they have no other side
+        print("\n".join(ratios(args.measure, rows)))
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] and sys.argv[1] in ("update", "sampling", "step", "groups"):
-        import step  # here: torch in this process would not be the executor's cost
-
-        step.main()
-        sys.exit()
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(dest="command", required=True)
-    command = commands.add_parser("executor", help="against an interpreter per program and the bare fork floor")
-    command.add_argument("--programs", type=int, default=1000)
-    command.add_argument("--rounds", type=int, default=3)
-    command.set_defaults(function=cpu_executor)
-    command = commands.add_parser("endurance", help="many programs in a row, one in ten hostile")
-    command.add_argument("--programs", type=int, default=20_000)
-    command.add_argument("--again", type=int, default=1000, help="programs that run again under load")
-    command.set_defaults(function=endurance)
-    arguments = parser.parse_args()
-    arguments.function(arguments)
+    main()

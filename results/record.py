@@ -1,0 +1,95 @@
+"""Where results lie, and the commit that each of them was made at.
+
+A CSV names the commit in each row, a log in its first line. So a table can say what it measured,
+and `results/all.py` can say what is older than the code.
+Importing this file also makes the project's modules importable.
+"""
+
+import csv
+import fcntl
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+sys.path.insert(0, str(ROOT))
+
+EXECUTOR = ["executor.py", "support/judge.py", "support/sandbox.py", "support/confine.py"]
+LEARNING = ["grpo.py", "murphy.py", "propagate.py", "tree.py"]
+LEARNING += ["support/packing.py", "support/sampling.py", "support/toy.py"]
+STUDY = [*EXECUTOR, *LEARNING, "evaluate.py", "support/state.py"]
+
+Rows = list[dict]
+
+
+def git(*arguments: str) -> str:
+    """What git prints; "" if it fails, as where the project is no checkout."""
+    command = ["git", "-C", str(ROOT), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def commit() -> str:
+    """The commit of the code that is measured now; "+" behind it: changed since, not committed."""
+    dirty = git("status", "--porcelain", "--untracked-files=no", "--", ":/*.py", ":!/results")
+    return git("rev-parse", "--short=7", "HEAD") + ("+" if dirty else "")
+
+
+def changed(since: str, files: Sequence[str]) -> Sequence[str]:
+    """Which of these files and folders have changed since a commit; all, if it is not known."""
+    if not since or since.endswith("+") or not git("cat-file", "-t", since):
+        return files
+    return git("diff", "--name-only", since, "--", *files).split()
+
+
+def read(path: Path) -> Rows:
+    """The rows of a CSV; none if there is no such file."""
+    if not path.exists():
+        return []
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def replace(path: Path, rows: Rows, key: list[str]) -> None:
+    """Put rows into a CSV, in place of those that agree with one of them in all columns of `key`.
+
+    The file is replaced in one step, and other processes wait, so that it is whole at any moment.
+    """
+
+    def key_of(row: dict) -> tuple[str, ...]:
+        return tuple(str(row.get(name, "")) for name in key)
+
+    folder = os.open(path.parent, os.O_RDONLY)
+    fcntl.flock(folder, fcntl.LOCK_EX)
+    try:
+        new = {key_of(row) for row in rows}
+        rows = [row for row in read(path) if key_of(row) not in new] + rows
+        columns = list(dict.fromkeys(name for row in rows for name in row))
+        with open(path.with_suffix(".new"), "w", newline="") as file:
+            table = csv.DictWriter(file, columns, restval="", lineterminator="\n")
+            table.writeheader()
+            table.writerows(rows)
+        os.replace(path.with_suffix(".new"), path)
+    finally:
+        os.close(folder)  # and with it the lock
+
+
+def commits(path: Path) -> list[str]:
+    """The commits at which the rows of a CSV, or a log, were made; [""]: it does not say.
+
+    What an old commit's code measured beside ours does not count: it is never made again.
+    """
+    if path.suffix == ".csv":
+        rows = [row for row in read(path) if not row.get("way", "").startswith("old")]
+        return sorted({row.get("commit", "") for row in rows})
+    found = re.match(r"commit (\w+\+?)", path.read_text()) if path.exists() else None
+    return [found[1]] if found else [""]
+
+
+def is_current(since: str, files: Sequence[str] = STUDY) -> bool:
+    """Whether what was made at a commit was made with these files as they are now."""
+    return since == commit() or not changed(since, files)
