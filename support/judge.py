@@ -983,7 +983,8 @@ class Run:
         if isinstance(error, Died):
             return error.args[0], f"{call} {error.args[1]}"
         if isinstance(error, ImportError) and error.name == "solution":
-            return "error", f"the program does not have all that the tests import ({error.msg})"
+            name = re.search(r"name '(\w+)'|$", error.msg)[1]
+            return "error", f"the program does not define {name}"
         text = f"{type(error).__name__}: {cut(message(error), 300)}".removesuffix(": ")
         if hasattr(error, "_line"):  # raised by the program
             lines = ["", *self.link.code.splitlines()]
@@ -1194,7 +1195,7 @@ def limit_own_time(timeout: float) -> None:
 def ready(control: socket.socket, problem: str) -> Plan:
     """Read a problem, and see with an empty program whether its tests can be hosted."""
     plan = Plan(*Wire().read(problem))
-    if plan.kind == "assert":
+    if plan.kind == "assert" or (plan.kind == "functional" and plan.context):
         limits = {"timeout": 4, "memory_mb": 512, "output_bytes": 1 << 20}
         Run(plan, "", limits, control, empty=True).result()
     return plan
