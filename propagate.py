@@ -1,13 +1,11 @@
 """Retrospective credit: what the leaves of a rollout tree say about the attempts above them.
 
 In: a tree of executed attempts. A node needs `.reward` (what the executor said, in [0, 1]),
-    `.children` (the attempts sampled from its feedback, a group) and `.turn` (1, 2, ...; 0: a root
-    without an attempt of its own).
+    `.children` (a group, sampled from its feedback) and `.turn` (1, 2, ...; 0: a bare root).
 Out: `.credit` at every node (`.reward` never changes); the groups and members that a budget keeps;
     an advantage for each of them. The order is: propagate, prune on credit, advantages of the rest.
 
-Needs numpy and nothing else of this project: copy the file into yours.
-`python propagate.py` shows a worked example.
+Needs numpy and nothing else of this project: copy the file. Try it: `python propagate.py`.
 """
 
 import math
@@ -26,7 +24,7 @@ def mars(node: Any) -> float:
 
         R(n) = max(r(n), max over children c of R(c))
 
-    There is no discount. So R(n) is the largest reward in the subtree of n.
+    No discount: R(n) is the largest reward in the subtree of n.
     """
     return max([_reward(node), *map(mars, node.children)])
 
@@ -82,9 +80,8 @@ def group_advantages(
 
         A(i) = (R(i) - mean R) / (std R + eps)       scale=False: no division (Dr. GRPO)
 
-    `credits` belong to one group: siblings, never nodes of another prompt. ddof=0: std of the
-    population (ours); ddof=1: of a sample (TRL's). A group of one, or one whose credits are equal
-    (within 1e-9), gets exactly 0. ValueError: a credit that is not finite; another ddof.
+    `credits` belong to siblings. ddof=0: std of the population (ours); ddof=1: of a sample (TRL's).
+    A group of one, or of equal credits (within 1e-9), gets 0. ValueError: not finite; other ddof.
 
     >>> [round(a, 2) for a in group_advantages([1, 0, 0, 0])]
     [1.73, -0.58, -0.58, -0.58]
@@ -191,13 +188,12 @@ def _example() -> None:
     print("at once, b by b1, a never. R: credit. A: advantage among siblings. gamma is 0.9.\n")
     print("attempt turn  reward  GRPO:  R      A  MERS:  R      A  MARS:  R      A")
     print(*lines.values(), sep="\n")
-    print("\nMERS of b: (0 + 0.9 * (1 + 0 + 0) / 3) / 2 = 0.15.  MARS of b: max(0, 1, 0, 0) = 1.")
-    print("By its own reward b is the worst of its group. By MARS it is as good as c.\n")
+    print("\nMERS of b: (0 + 0.9 * (1 + 0 + 0) / 3) / 2 = 0.15.")
+    print("MARS of b: max(0, 1, 0, 0) = 1. So b is as good as c, though its own reward is 0.\n")
     print("Pruning on MARS credit. InterP keeps the 2 groups that differ most, IntraP 2 of each:")
     within = [intra_prune(group, 2) for group in groups]
-    for title, kept in (("InterP", inter_prune(groups, 2)), ("IntraP", within)):
-        names = [" ".join(n.name for n in group) for group in kept]
-        print(f"{title}:", " | ".join(names))
+    for title, kept in (("InterP:", inter_prune(groups, 2)), ("IntraP:", within)):
+        print(title, " | ".join(" ".join(n.name for n in group) for group in kept))
 
 
 if __name__ == "__main__":
