@@ -285,12 +285,15 @@ class Asserts(ast.NodeTransformer):
 
     def __init__(self, touching: set) -> None:
         self.touching = touching  # names that may use the program
+        self.inside = False  # an assert
 
     def visit_Assert(self, node: ast.Assert) -> ast.stmt:
         if isinstance(node.test, ast.Constant):
             return node
         node.msg = None  # nobody sees it
+        self.inside = True
         self.generic_visit(node)
+        self.inside = False
         test = node.test
         if isinstance(test, ast.Compare) and [type(op) for op in test.ops] == [ast.Eq]:
             sides = [test.left, test.comparators[0]]
@@ -299,7 +302,7 @@ class Asserts(ast.NodeTransformer):
 
     def visit_Compare(self, node: ast.Compare) -> ast.expr:
         self.generic_visit(node)
-        if len(node.ops) == 1:
+        if self.inside and len(node.ops) == 1:
             node.left, node.comparators[0] = self.reorder(node.left, node.comparators[0])
         return node
 

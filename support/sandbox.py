@@ -306,9 +306,10 @@ class Program:
         main = start["module"] == "__main__"
         module = types.ModuleType(start["module"])
         sys.modules[start["module"]] = sys.modules["__main__"] = module
-        error = define(module, start["context"], start["code"])
+        space = module.__dict__
+        error = define(space, start["context"], start["code"])
         if main:
-            error = end_main(module, error)
+            error = end_main(space, error)
         wanted = {name: getattr(module, name) for name in start["names"] if hasattr(module, name)}
         self.reply(error, wanted)
         while not main:
@@ -442,9 +443,8 @@ def method(owner: Any, name: str) -> Any:
     return getattr(owner, name)
 
 
-def define(module: types.ModuleType, context: str, code: str) -> BaseException | None:
+def define(space: dict, context: str, code: str) -> BaseException | None:
     """Run the problem's context and the program in a module; what it raised."""
-    space = module.__dict__
     try:
         with contextlib.suppress(NameError):  # set-up code that needs the program: the judge's
             exec(compile(context, "<context>", "exec"), space)
@@ -454,14 +454,14 @@ def define(module: types.ModuleType, context: str, code: str) -> BaseException |
     return None
 
 
-def end_main(module: types.ModuleType, error: BaseException | None) -> BaseException | None:
+def end_main(space: dict, error: BaseException | None) -> BaseException | None:
     """End a main program as python does: its threads, its exit functions, its files."""
     threading._shutdown()
     atexit._run_exitfuncs()
     try:
         if not getattr(sys.stdout, "closed", False):
             sys.stdout.flush()
-        module.__dict__.clear()
+        space.clear()
     except BaseException as fault:
         error = error or fault
     good = isinstance(error, SystemExit) and error.code in (None, 0)
