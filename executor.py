@@ -1,7 +1,7 @@
 """Run a program that a model wrote against tests, without being cheated by it.
 
-In:  run_many([(problem, code), ...]); a problem has kind, tests, public_tests, entry_point, context,
-     reference and, if it likes, timeout.
+In:  run_many([(problem, code), ...]); a problem has kind, tests, public_tests, entry_point,
+     context, reference and, if it likes, timeout.
 Out: one Result per pair: reward (share of tests passed), status, and the feedback that the model
      reads next.
 
@@ -28,8 +28,7 @@ What is no plain value stays with the program. What a test file needs beyond tha
 a property of the problem, found with an empty program. Standard library only; Linux in full, macOS
 in part.
 
-    python executor.py                            known programs and their verdicts
-    python executor.py --check problems.jsonl     reference solutions that do not pass
+    python executor.py        known programs and their verdicts
 """
 
 import atexit
@@ -47,13 +46,14 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 import types
 import warnings
 from pathlib import Path
 from typing import Any
 
 from support.confine import remove
-from support.sandbox import receive, send
+from support.sandbox import Wire, receive, send
 
 PYTHON = sys.executable  # runs the programs: they can import what is installed for it
 FIELDS = ("kind", "tests", "public_tests", "entry_point", "context", "reference")  # of a problem
@@ -64,15 +64,14 @@ LIMITS = {
     "feedback_tests": 3,  # failing tests that the feedback tells of
     "feedback_chars": 2000,
 }
+FOLDER = "murphy-worker-"  # how the names of the workers' folders begin
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "MALLOC_ARENA_MAX")
 ENVIRONMENT = {
     "PATH": "/usr/local/bin:/usr/bin:/bin",
     "HOME": "/tmp",
     "LANG": "C.UTF-8",
     "PYTHONHASHSEED": "0",
-    "OMP_NUM_THREADS": "1",
-    "OPENBLAS_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
-    "MALLOC_ARENA_MAX": "1",
+    **dict.fromkeys(THREADS, "1"),
 }
 
 
@@ -100,7 +99,8 @@ def run(problem: Any, code: str, **limits: float) -> Result:
     """Score one program: run_many with a single pair.
 
     >>> from types import SimpleNamespace
-    >>> problem = SimpleNamespace(kind="functional", tests=[[[2, 3], 5], [[1, 0], 1]], entry_point="add")
+    >>> tests = [[[2, 3], 5], [[1, 0], 1]]  # add(2, 3) == 5, add(1, 0) == 1
+    >>> problem = SimpleNamespace(kind="functional", tests=tests, entry_point="add")
     >>> run(problem, "def add(a, b): return 5").feedback
     'Test 2 failed: add(1, 0) returned 5, expected 1'
     """
@@ -126,7 +126,8 @@ def run_many(jobs: list, workers: int | None = None, **limits: float) -> list[Re
         if id(problem) not in prepared:
             prepared[id(problem)] = prepare(problem, LIMITS | limits)
     pairs = [(*prepared[id(problem)], (code or "").strip() and code) for problem, code in jobs]
-    pool = concurrent.futures.ThreadPoolExecutor(workers or cores())
+    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count())
+    pool = concurrent.futures.ThreadPoolExecutor(workers or len(cores))
     _pools.add(pool)
     try:
         unique = list(dict.fromkeys(pairs))
@@ -138,20 +139,14 @@ def run_many(jobs: list, workers: int | None = None, **limits: float) -> list[Re
 
 
 def prepare(problem: Any, limits: dict) -> tuple:
-    """(the problem as JSON or "", what is wrong with it, its number of tests, its limits)."""
+    """(the problem as a message or "", what is wrong with it, its number of tests, its limits)."""
     timeout = max(limits["timeout"], getattr(problem, "timeout", None) or 0)
     limits = tuple((limits | {"timeout": timeout}).items())
     fields = [getattr(problem, name, None) for name in FIELDS]
     try:
-        return json.dumps(fields), "", len(problem.tests or ()), limits
+        return Wire().write(*fields), "", len(problem.tests or ()), limits
     except (TypeError, ValueError) as error:
         return "", f"a test is no plain data: {error}", 0, limits
-
-
-def cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def bound(timeout: float) -> float:
@@ -159,12 +154,11 @@ def bound(timeout: float) -> float:
     return 10 * timeout + 30
 
 
-def verdict(status: str, feedback: str, tests: list, **more: Any) -> Result:
+def verdict(status: str, feedback: str, tests: list, public: bool = False, seconds: float = 0.0):
+    """A Result with its counts."""
     passed, total = sum(tests), len(tests)
     reward = passed / max(1, total)
-    return Result(
-        passed, total, reward, status, feedback, tests, **{"public_passed": False, **more}
-    )
+    return Result(passed, total, reward, status, feedback, tests, public, seconds)
 
 
 def _score(pair: tuple) -> Result:
@@ -175,11 +169,12 @@ def _score(pair: tuple) -> Result:
         return verdict("unscorable", f"This problem cannot be scored: {fault}", [])
     if not code:
         return verdict("no_code", "No code was found in the answer.", failed)
+    end = time.monotonic() + bound(limits["timeout"])
     for again in (False, True):
         worker = _take(new=again)  # the second try is a new judge's: what is idle may be dead, too
         try:
             send(worker.socket, json.dumps([text, code, limits]))
-            answer = json.loads(receive(worker.socket, seconds=bound(limits["timeout"])))
+            answer = json.loads(receive(worker.socket, seconds=end - time.monotonic()))
         except TimeoutError:
             worker.close()
             return verdict("timeout", "The tests ran out of time.", failed)
@@ -199,8 +194,8 @@ def _score(pair: tuple) -> Result:
 
 def read(answer: dict, limits: dict) -> Result:
     """A judge's answer as a Result, its text made safe for a prompt."""
-    lines = list(map(escape, answer.pop("lines")))
-    status, tests = answer.pop("status"), answer.pop("tests")
+    lines = [escape(line) for line in answer["lines"]]
+    status, tests = answer["status"], answer["tests"]
     if status == "unscorable":
         return verdict(status, f"This problem cannot be scored: {lines[0]}", [])
     if not lines:
@@ -208,7 +203,8 @@ def read(answer: dict, limits: dict) -> Result:
         if not all(tests):
             lines = ["The public tests pass, but hidden tests fail."]
     text = "\n".join(lines[: int(limits["feedback_tests"])])
-    return verdict(status, shorten(text, int(limits["feedback_chars"])), tests, **answer)
+    text = shorten(text, int(limits["feedback_chars"]))
+    return verdict(status, text, tests, answer["public_passed"], answer["cpu_seconds"])
 
 
 # ---------------------------------------------------------------------- workers
@@ -252,12 +248,9 @@ class Worker:
     """A judge's process as the trainer sees it."""
 
     def __init__(self) -> None:
-        sweep()
         self.process = None
         try:
-            self.folder = tempfile.mkdtemp(prefix="murphy-")
-            self.lock = os.open(self.folder, os.O_RDONLY)
-            fcntl.flock(self.lock, fcntl.LOCK_EX)  # whoever can have it may remove the folder
+            self.folder, self.lock = own_folder()
             self.socket, theirs = socket.socketpair()
         except OSError as error:
             raise RuntimeError(f"executor: cannot start a worker: {error}") from None
@@ -289,7 +282,7 @@ class Worker:
             ) from None
         if lacking:
             text = f"executor: a program is less confined on this system: {lacking}"
-            warnings.warn(text, stacklevel=3)  # each text is shown once
+            warnings.warn(text, stacklevel=2)  # each text is shown once
 
     def kill(self) -> None:
         """End the judge and, with it, its zygote and program."""
@@ -310,9 +303,21 @@ class Worker:
         return code
 
 
+def own_folder() -> tuple[str, int]:
+    """A new folder, and the lock that says that it is in use."""
+    sweep()
+    while True:
+        folder = tempfile.mkdtemp(prefix=FOLDER)
+        lock = os.open(folder, os.O_RDONLY)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if os.path.isdir(folder):  # no sweep came between
+            return folder, lock
+        os.close(lock)
+
+
 def sweep() -> None:
     """Remove the folders of workers whose trainer was killed: nobody holds their lock."""
-    for folder in glob.glob(os.path.join(tempfile.gettempdir(), "murphy-*")):
+    for folder in glob.glob(os.path.join(tempfile.gettempdir(), FOLDER + "*")):
         with contextlib.suppress(OSError):  # another's, or gone
             lock = os.open(folder, os.O_RDONLY)
             try:
@@ -401,28 +406,5 @@ def demonstration() -> None:
             print("    " + line)
 
 
-def check(path: str) -> None:
-    """Score the reference of each problem of a JSONL file; list those that do not reach 1."""
-    try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-        problems = [types.SimpleNamespace(**json.loads(line)) for line in lines if line.strip()]
-    except (OSError, ValueError, TypeError) as error:
-        raise SystemExit(
-            f"executor: cannot read problems from {path} ({error}); expected one JSON object a line"
-        ) from None
-    results = run_many([(problem, getattr(problem, "reference", None)) for problem in problems])
-    for problem, result in zip(problems, results, strict=True):
-        if result.reward < 1:
-            name = getattr(problem, "id", "?")
-            print(f"{name}: {result.status}, {result.passed} of {result.total}: {result.feedback}")
-    good = sum(result.reward == 1 for result in results)
-    print(f"{good} of {len(problems)} reference solutions pass all their tests")
-
-
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--check"] and len(sys.argv) == 3:
-        check(sys.argv[2])
-    elif len(sys.argv) == 1:
-        demonstration()
-    else:
-        raise SystemExit("usage: python executor.py [--check problems.jsonl]")
+    demonstration()

@@ -62,20 +62,17 @@ NOTHING = object()  # no value: nothing was called, or it gave none
 OWN_SECONDS = 4  # CPU seconds of the judge for one program, beside the program's own limit
 KEPT_EQUAL = 2000  # elements of the containers that both sides hold
 TURN = 0.01  # seconds of each wait that are the machine's, not the program's
-UNHOSTED = {  # what a test file may not use, by the field of the syntax tree where it stands
+UNHOSTED = {  # what a test file may not use
     "module": words(
         "asyncio concurrent.futures ctypes dataclasses datetime decimal fractions gc hypothesis io "
         "inspect logging multiprocessing os os.path pandas pathlib pickle shutil socket subprocess "
         "tempfile threading unittest.mock warnings weakref"
     ),
-    "id": words("open eval exec locals globals redirect_stdout redirect_stderr get_type_hints"),
-    "attr": words(
-        "seed send throw fixture warns deprecated_call importorskip skip xfail skipif usefixtures "
-        "stdout stdin stderr argv setrecursionlimit redirect_stdout mock patch"
-    ),
-    "name": words(
-        "setUp setUpClass setup_method setup_class setup_function setup_module setUpModule "
-        "tearDown teardown_method __init__ fixture"
+    "word": words(
+        "open eval exec locals globals get_type_hints redirect_stdout redirect_stderr stdout stdin "
+        "stderr argv setrecursionlimit seed send throw mock patch fixture warns deprecated_call "
+        "importorskip skip xfail setUp setUpClass setup_method setup_class setup_function "
+        "setup_module setUpModule tearDown teardown_method __init__"
     ),
 }
 DATA = (str, bytes, list, tuple, dict, set, int, float, complex, range, collections.Counter)
@@ -138,14 +135,14 @@ class Plan:
             raise Unscorable(f"its kind is {kind!r}, expected assert, stdin or functional")
         if kind == "functional" and not entry:
             raise Unscorable("it names no entry_point")
-        texts, public = texts if isinstance(texts, list) else [], public or []
+        texts, public = list(texts or []), list(public or [])
         items = [(text, False, True) for text in public if text not in texts]
         items += [(text, True, text in public) for text in texts]
         try:
             if kind == "assert":
                 self.read_code(items, ast.parse(ref or ""))
             else:
-                self.read_cases(items, (str, str) if kind == "stdin" else (list, object))
+                self.read_cases(items, (str, str) if kind == "stdin" else ((list, tuple), object))
         except (SyntaxError, ValueError, TypeError, RecursionError) as error:
             raise Unscorable(f"a test cannot be read: {error}") from None
         if not any(graded for _, graded, _ in self.tests):
@@ -155,7 +152,7 @@ class Plan:
         self.cases = [case for case, *_ in items]
         self.tests = [("", *marks) for _, *marks in items]
         for case in self.cases:
-            pair = isinstance(case, list) and len(case) == 2
+            pair = isinstance(case, (list, tuple)) and len(case) == 2
             if not pair or not all(map(isinstance, case, kinds)):
                 raise ValueError(f"expected an input and its output, got {show(case, 60)}")
 
@@ -246,6 +243,8 @@ class Plan:
         marks = [ast.unparse(mark) for mark in node.decorator_list]
         if any(re.match(r"pytest\.mark\.(skip|xfail)\b", mark) for mark in marks):
             return
+        if any(re.match(r"pytest\.mark\.(skipif|usefixtures)\b", mark) for mark in marks):
+            raise Unscorable(f"{node.name} has the mark skipif or usefixtures")
         given = {"self", *re.findall(r"\w+", " ".join(marks))}
         needed = {arg.arg for arg in node.args.args} - given
         if node.name == "check":
@@ -398,24 +397,26 @@ def refuse(tests: ast.Module) -> None:
     for node in ast.walk(tests):
         for module in imported_modules(node):
             top = module.partition(".")[0]
-            if module in UNHOSTED["module"] or top in UNHOSTED["module"]:
+            if not UNHOSTED["module"].isdisjoint({module, top}):
                 raise Unscorable(f"a test uses {module}, whose values cannot cross")
             if top != "solution" and importlib.util.find_spec(top) is None:
                 raise Unscorable(f"the tests need the module {top}")
-        for field in ("id", "attr", "name"):
-            word = getattr(node, field, None)
-            marked = field == "attr" and ast.unparse(node).startswith("pytest.mark.")
-            if word in UNHOSTED[field] and not marked and word not in own:
-                raise Unscorable(f"a test uses {word}")
-        if isinstance(node, ast.Attribute) and re.match(
-            r"pytest\.mark\.(skipif|use)", ast.unparse(node)
-        ):
-            raise Unscorable(f"a test uses {ast.unparse(node)}")
-        if isinstance(node, (ast.AsyncFunctionDef, ast.Await)):
-            raise Unscorable("a test is async")
-        if isinstance(node, ast.keyword) and node.arg in ("indirect", "marks"):
-            raise Unscorable(f"a test uses the option {node.arg} of pytest")
-        if isinstance(node, ast.ClassDef) and (node.decorator_list or not is_test_class(node)):
+        mark = isinstance(node, ast.Attribute) and ast.unparse(node.value) == "pytest.mark"
+        used = {getattr(node, field, None) for field in ("id", "attr", "name")} - own
+        for word in set() if mark else used & UNHOSTED["word"]:
+            raise Unscorable(f"a test uses {word}")
+        refuse_syntax(node)
+
+
+def refuse_syntax(node: Any) -> None:
+    if isinstance(node, (ast.AsyncFunctionDef, ast.Await)):
+        raise Unscorable("a test is async")
+    if isinstance(node, ast.keyword) and node.arg in ("indirect", "marks"):
+        raise Unscorable(f"a test uses the option {node.arg} of pytest")
+    if isinstance(node, ast.ClassDef):
+        bases = " ".join(map(ast.unparse, node.bases))
+        hosted = "TestCase" in bases or (node.name.startswith("Test") and not bases)
+        if node.decorator_list or not hosted:
             raise Unscorable(f"the tests define the class {node.name}, whose objects cannot cross")
 
 
@@ -424,11 +425,6 @@ def imported_modules(node: ast.AST) -> list[str]:
         parts = [f"{node.module}.{alias.name}" for alias in node.names]
         return [node.module or "solution", *parts] if node.module == "unittest" else [node.module]
     return [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-
-
-def is_test_class(node: ast.ClassDef) -> bool:
-    bases = " ".join(map(ast.unparse, node.bases))
-    return "TestCase" in bases or node.name.startswith("Test") and not bases
 
 
 # ---------------------------------------------------------------------- talking with a program
@@ -443,7 +439,7 @@ class Link:
         self.socket: Any = None
         self.death: Any = None
         self.unsent: Any = None  # a test handed over what cannot be sent; the test may catch it
-        self.quiet = False  # asking is not allowed now
+        self.quiet = self.asked = False  # asking is not allowed now; it was tried
         self.last: Any = None  # (label, request, the wire's count before it, value) of a call
         self.cpu_seconds = 0.0
         self.guarded: set = set()  # ids of what no program may change
@@ -474,7 +470,7 @@ class Link:
         self.launch()
         try:
             found = self.answer()
-        except Exception as error:
+        except BaseException as error:
             if self.empty:
                 raise Unscorable(f"its context does not run: {error!r}") from None
             raise
@@ -556,12 +552,12 @@ class Link:
         the feedback calls it ("": the feedback does not tell of it).
         """
         if self.quiet:
+            self.asked = True
             raise Asked
-        self.forget()
         wire = Wire(self) if isinstance(function, Missing) else self.wire
         first = wire.count
         try:
-            request = wire.write((function, list(args), kwargs))
+            request = wire.write(function, kwargs or None, *args, gone=self.unseen(wire))
         except (TypeError, ValueError, RecursionError) as error:
             if self.empty:
                 raise Unscorable(f"a test hands the program what cannot cross: {error}") from None
@@ -579,18 +575,16 @@ class Link:
             self.last = (label, request, first, value)
         return value
 
-    def forget(self) -> None:
-        """Forget the containers that no test can see any more, and old ones if there are many.
-
-        So a turn costs the same after many calls. What is forgotten is no longer kept equal.
-        """
-        room, objects = KEPT_EQUAL, self.wire.objects
-        for number in reversed(list(objects)):
-            x = objects[number]
+    def unseen(self, wire: Wire) -> list:
+        """The numbers of containers that no test can see any more, and of old ones if there are
+        many. So a turn costs the same after many calls. They are not kept equal any longer."""
+        numbers, room = [], KEPT_EQUAL
+        for number in reversed(list(wire.objects)):
+            x = wire.objects[number]
             room -= 1 + (len(x) if hasattr(x, "__len__") else 0)
-            if room < 0 or sys.getrefcount(x) <= 3:  # in objects, as x, as an argument
-                self.wire.forget(number)
-                self.wire.gone.append(number)
+            if room < 0 or sys.getrefcount(x) <= 3:  # in wire.objects, as x, as an argument
+                numbers.append(number)
+        return numbers
 
     def may_change(self, x: Any) -> bool:
         """No program changes what modules of this process hold, such as keyword.kwlist."""
@@ -626,15 +620,16 @@ class Link:
             raise ValueError(name)
         return value
 
-    def load_missing(self, wire: Wire) -> str:
-        return ""
+    def load_missing(self, wire: Wire) -> None:
+        return None
 
     def load_object(self, wire: Wire, number: int, kind: int = 0, number_hash: Any = None, *about):
         """A stand-in. about: the names of its class and bases, its operators and methods."""
         if number not in self.known:
             if about:
                 names, operators, methods = about
-                space = {name: operator_named(name) for name in operators}
+                allowed = self.plan.operators | {"__call__"}  # the program may claim any
+                space = {name: operator_named(name) for name in allowed.intersection(operators)}
                 space["_methods"] = set(methods) if self.plan.objects else set()
                 if "__eq__" not in space or number_hash is not None:
                     space["__hash__"] = Remote.__hash__
@@ -694,16 +689,16 @@ class Link:
         wire = Wire(self)
         wire.objects, wire.count = self.wire.objects | self.wire.undone, first
         try:
-            _, changes, content = json.loads(request)
+            _, changes, *content = json.loads(request)
             for _, parts in changes:
                 wire.unpack_all(parts)
-            function, args, kwargs = wire.unpack(content)
+            function, kwargs, *args = wire.unpack_all(content)
         except Exception:  # an argument was forgotten since
             return f"{label}(...)", value
         words = [show(arg, 100) for arg in args]
         if isinstance(function, str):  # a method: the first is its owner
             words = words[1:]
-        words += [f"{name}={show(x, 100)}" for name, x in kwargs.items()]
+        words += [f"{name}={show(x, 100)}" for name, x in (kwargs or {}).items()]
         return cut(f"{label}({', '.join(words)})", 300), value
 
 
@@ -802,7 +797,9 @@ class Run:
         """Run all tests, public ones first, so that no hidden argument reaches their feedback."""
         try:
             self.run_code() if self.plan.kind == "assert" else self.run_cases()
-        except (Died, Exception) as error:
+        except Unscorable:
+            raise
+        except BaseException as error:  # a program may raise SystemExit when it is loaded
             self.fail(range(len(self.outcomes)), error, only=(None,))
         finally:
             self.link.stop()
@@ -931,10 +928,10 @@ class Run:
         try:
             action(*args, **kwargs)
             self.check()
-        except (Unscorable, Died):
-            raise
         except BaseException as error:
             self.fail([n for n in numbers if n not in self.reached] or numbers[-1:], error)
+            if isinstance(error, (Died, Unscorable)):
+                raise
             return error
         for number in numbers:  # after an early return: nothing broke off before them
             self.outcomes[number] = self.outcomes[number] or PASSED
@@ -962,18 +959,18 @@ class Run:
 
     def first(self, left: Any, right: Any) -> Any:
         """The left side of a comparison. The right one is evaluated first if it asks nothing."""
-        self.link.quiet = True
+        link, value = self.link, None
+        link.quiet, link.asked = True, False
         try:
             value = right()
-        except Asked:
-            self.link.quiet = False
-            value = left()
-            self.second.append(right())
-            return value
+        except BaseException:
+            if not link.asked:
+                raise
         finally:
-            self.link.quiet = False
-        self.second.append(value)
-        return left()
+            link.quiet = False
+        result = left()
+        self.second.append(right() if link.asked else value)
+        return result
 
     def fail(self, numbers: Any, error: BaseException, only: tuple = (None, PASSED)) -> None:
         for number in numbers:
@@ -986,7 +983,8 @@ class Run:
         if isinstance(error, Died):
             return error.args[0], f"{call} {error.args[1]}"
         if isinstance(error, ImportError) and error.name == "solution":
-            return "error", f"the program does not have all that the tests import ({error.msg})"
+            name = re.search(r"name '(\w+)'|$", error.msg)[1]
+            return "error", f"the program does not define {name}"
         text = f"{type(error).__name__}: {cut(message(error), 300)}".removesuffix(": ")
         if hasattr(error, "_line"):  # raised by the program
             lines = ["", *self.link.code.splitlines()]
@@ -1054,7 +1052,7 @@ def same(value: Any, expected: Any) -> bool:
     """
     if hasattr(value, "tolist"):
         value = value.tolist()
-    if isinstance(value, (list, tuple)) and isinstance(expected, list):
+    if isinstance(value, (list, tuple)) and isinstance(expected, (list, tuple)):
         return len(value) == len(expected) and all(map(same, value, expected))
     if isinstance(value, dict) and isinstance(expected, dict):
         return value.keys() == expected.keys() and all(same(value[k], expected[k]) for k in value)
@@ -1196,8 +1194,8 @@ def limit_own_time(timeout: float) -> None:
 
 def ready(control: socket.socket, problem: str) -> Plan:
     """Read a problem, and see with an empty program whether its tests can be hosted."""
-    plan = Plan(*json.loads(problem))
-    if plan.kind == "assert":
+    plan = Plan(*Wire().read(problem))
+    if plan.kind == "assert" or (plan.kind == "functional" and plan.context):
         limits = {"timeout": 4, "memory_mb": 512, "output_bytes": 1 << 20}
         Run(plan, "", limits, control, empty=True).result()
     return plan

@@ -69,10 +69,8 @@ def why_padded(model: Any) -> str:
         return OTHER_LOGITS
     config = model.config.get_text_config()
     attention = config._attn_implementation
-    if (
-        attention not in ("sdpa", "eager", "flex_attention")
-        or not model._supports_attention_backend
-    ):
+    takes_masks = attention in ("sdpa", "eager", "flex_attention")
+    if not takes_masks or not model._supports_attention_backend:
         return f"its attention ({attention}) takes no mask of four dimensions"
 
     window = ["sliding_window"] if getattr(config, "sliding_window", None) else []

@@ -127,10 +127,15 @@ def refresh(twin: Any, model: Any) -> None:
             old.copy_(whole(new))
 
 
+def whole_weights(model: Any) -> dict[str, Any]:
+    """The whole weights by name, on the CPU; empty on ranks above 0."""
+    return whole_state.get_model_state_dict(model, options=FULL)
+
+
 def training_state(model: Any, optimizer: Any) -> dict[str, Any]:
-    """Whole weights and optimizer state, on the CPU; on ranks above 0 both are empty."""
-    weights, moments = whole_state.get_state_dict(model, optimizer, options=FULL)
-    return {"model": weights, "optimizer": moments}
+    """Whole weights and optimizer state, on the CPU; both are empty on ranks above 0."""
+    moments = whole_state.get_optimizer_state_dict(model, optimizer, options=FULL)
+    return {"model": whole_weights(model), "optimizer": moments}
 
 
 def restore(model: Any, optimizer: Any, state: dict[str, Any]) -> None:

@@ -146,11 +146,12 @@ def load(folder: Path) -> dict[str, Any] | None:
         ) from error
 
 
-def cut_log(path: Path, step: int) -> list[dict[str, Any]]:
+def cut_log(path: Path, step: int, every: bool = False) -> list[dict[str, Any]]:
     """Cut from a log of JSON lines what was made at `step` or later; returns the lines that stay.
 
     A half-written last line goes, too: the run that goes on makes it again.
-    ValueError: a line before the last one is no JSON object with a step.
+    every: each step before must have a line. ValueError: one is missing, or a line is no line of
+    such a log; then the file stays as it is.
     """
     lines = path.read_text(encoding="ascii").splitlines() if path.exists() else []
     rows = []
@@ -164,6 +165,11 @@ def cut_log(path: Path, step: int) -> list[dict[str, Any]]:
                 raise ValueError(
                     f"line {number} of {path} is no line of this log: the run cannot go on from it"
                 ) from None
+    if every and [row["step"] for row in rows] != list(range(step)):
+        raise ValueError(
+            f"{path} holds {len(rows)} of the {step} steps before the checkpoint: it has lost "
+            "lines, and the run cannot go on from it"
+        )
     write(path, json_lines(rows))
     return rows
 

@@ -3,16 +3,16 @@
 In:  from the judge, over a socket: the program, then one request after another.
 Out: one reply for each request; how the program ended and the CPU seconds that it used.
 
-A request is (function, arguments, keyword arguments): one form for all that a test may do with a
-program. Calls, attributes, operators and iteration differ only in the function. A reply is (whether
-it raised, the value or the exception).
+A request is a function, its keyword arguments (or nothing) and its arguments: one form for all that
+a test may do with a program. Calls, attributes, operators and iteration differ only in the
+function. A reply is whether it raised, and the value or the exception.
 
 Values cross as JSON. A plain value is itself; all else is a list that begins with its kind. Both
-sides count the containers as they first meet them, so ["same", 1] means the same list to both. A
+sides count the containers as they first meet them, so ["same", 0] means the same list to both. A
 message begins with what its sender has changed since the last one:
 
-    judge    f(xs), xs = [3, 1]     [[], [], ["tuple", f, ["list", ["list", 3, 1]], ["dict"]]]
-    program  sorts xs, returns it   [[], [[2, [1, 3]]], ["tuple", false, ["same", 2]]]
+    judge    f(xs), where xs = [3, 1]        [[], [], ["object", 7], null, ["list", 3, 1]]
+    program  sorts xs and returns it         [[], [[0, [1, 3]]], false, ["same", 0]]
 
 What is no data stays in the program: the judge knows it by a number. Standard library only.
 """
@@ -42,11 +42,10 @@ from support import confine
 
 PRELOADED = ("bisect", "cmath", "copy", "enum", "heapq", "math", "random", "string")
 ATOMS = {str, bool, float, type(None)}
-SHARED = set(  # what crosses by its name; the judge may call these, so none does harm
-    "int float complex str bool bytes list tuple dict set frozenset range object type len sum min "
-    "max abs round sorted reversed repr all any ord chr hex bin oct divmod pow hash isinstance "
-    "issubclass callable map filter zip enumerate NotImplemented".split()
-)
+SHARED = """int float complex str bool bytes list tuple dict set frozenset range object type len
+    sum min max abs round sorted reversed repr all any ord chr hex bin oct divmod pow hash
+    isinstance issubclass callable map filter zip enumerate NotImplemented"""
+SHARED = set(SHARED.split())  # builtins that cross by name: the judge calls them, so none does harm
 
 
 def contents(x: Any) -> list:
@@ -151,16 +150,16 @@ def kind_of(x: Any) -> str | None:
 class Wire:
     """Values as JSON, and the containers that both sides hold, kept equal.
 
-    A message is [gone, changes, value]: the numbers that both sides may forget, the new contents of
-    what this side has changed since the last message, and a value. other.export(x, wire) packs what
-    is no data, other.load(kind, parts, wire) finds it again.
+    A message is [gone, changes, value, ...]: the numbers that both sides forget after it, the new
+    contents of what this side changed since the last message, and values. What is no data goes
+    through other.export(x, wire), and comes through other.load(kind, parts, wire).
 
-    >>> sender, receiver, a = Wire(), Wire(), [3, 1]
-    >>> sender.write((a, {"k": b"x"}))
-    '[[], [], ["tuple", ["list", 3, 1], ["dict", "k", ["bytes", "x"]]]]'
+    >>> wire, a = Wire(), [3, 1]
+    >>> wire.write((a, {"k": b"x"}), 2.5)
+    '[[], [], ["tuple", ["list", 3, 1], ["dict", "k", ["bytes", "x"]]], 2.5]'
     >>> a.append(2)
-    >>> sender.write({"again": a})
-    '[[], [[1, [3, 1, 2]]], ["dict", "again", ["same", 1]]]'
+    >>> wire.write(a)
+    '[[], [[1, [3, 1, 2]]], ["same", 1]]'
     """
 
     def __init__(self, other: Any = None) -> None:
@@ -169,10 +168,9 @@ class Wire:
         self.numbers: dict = {}  # the numbers, by id
         self.before: dict = {}  # the contents when both sides were last equal, by number
         self.count = 0
-        self.gone: list = []  # forgotten here, and not told yet
         self.undone: dict = {}  # what the last message changed here, as it was before
 
-    def write(self, value: Any, tell_changes: bool = True) -> str:
+    def write(self, *values: Any, gone: Any = (), tell_changes: bool = True) -> str:
         """A message. Raises TypeError for what cannot cross, ValueError for absurd sizes."""
         first, changed = self.count, {}
         for number, old in self.before.items() if tell_changes else ():
@@ -181,22 +179,21 @@ class Wire:
                 changed[number] = new
         try:
             changes = [(number, self.pack_all(new)) for number, new in changed.items()]
-            text = json.dumps([self.gone, changes, self.pack(value)])
+            text = json.dumps([gone, changes, *map(self.pack, values)])
         except BaseException:
             for number in range(first, self.count):  # the other side never met them
                 self.forget(number)
             self.count = first
             raise
-        self.gone = []
         self.before |= changed
+        for number in gone:
+            self.forget(number)
         self.remember(first)
         return text
 
-    def read(self, text: str) -> Any:
-        """The value of a message. From a hostile program any exception may follow."""
-        gone, changes, value = json.loads(text)
-        for number in gone:
-            self.forget(number)
+    def read(self, text: str) -> list:
+        """The values of a message. From a hostile program any exception may follow."""
+        gone, changes, *values = json.loads(text)
         first, self.undone = self.count, {}
         for number, parts in changes:
             x = self.objects[number]
@@ -205,9 +202,11 @@ class Wire:
             if self.other.may_change(x):
                 fill(x, new)
             self.before[number] = contents(x)
-        value = self.unpack(value)
+        for number in gone:
+            self.forget(number)
+        values = self.unpack_all(values)
         self.remember(first)
-        return value
+        return values
 
     def note(self, x: Any) -> int:
         number = self.count
@@ -233,6 +232,8 @@ class Wire:
         if id(x) in self.numbers:
             return ["same", self.numbers[id(x)]]
         name = kind_of(x)
+        if name is None and self.other is None:
+            raise TypeError(f"a value of type {kind.__name__} cannot cross")
         if name is None:
             return self.other.export(x, self)
         self.note(x)
@@ -316,12 +317,12 @@ class Program:
     def answer(self, request: str) -> None:
         value, error = None, None
         try:
-            function, args, kwargs = self.wire.read(request)
+            function, kwargs, *args = self.wire.read(request)
             if function == "take items":
                 function = self.take
             elif isinstance(function, str):
                 function, args = method(args[0], function), args[1:]
-            value = function(*args, **kwargs)
+            value = function(*args, **(kwargs or {}))
         except BaseException as fault:
             error = fault
         self.reply(error, value)
@@ -329,9 +330,9 @@ class Program:
     def reply(self, error: BaseException | None, value: Any = None) -> None:
         """Say (whether it raised, the value or the exception)."""
         try:
-            text = self.wire.write((error is not None, value if error is None else error))
+            text = self.wire.write(error is not None, value if error is None else error)
         except BaseException as fault:  # a value that cannot cross
-            text = self.wire.write((True, fault), tell_changes=False)
+            text = self.wire.write(True, fault, tell_changes=False)
         send(self.connection, text)
 
     def take(self, source: Any, size: int) -> list:
@@ -476,8 +477,9 @@ def candidate(files: list, folder: str, limits: dict, give_up_rights: Any) -> No
             if os.path.sameopenfile(place, 2):  # the judge's: locks and flags on it would stay
                 os.dup2(os.open(os.devnull, os.O_RDWR), place)
         os.closerange(4, 64)
-        sys.stdin = sys.__stdin__ = open(0, errors=sys.stdin.errors, closefd=False)
-        sys.stdout = sys.__stdout__ = open(1, "w", errors=sys.stdout.errors, closefd=False)
+        # New streams: the old ones recall whether the zygote's /dev/null can seek.
+        sys.stdin = sys.__stdin__ = os.fdopen(0, errors=sys.stdin.errors, closefd=False)
+        sys.stdout = sys.__stdout__ = os.fdopen(1, "w", errors=sys.stdout.errors, closefd=False)
         os.environ.update(HOME=folder, TMPDIR=folder)
         os.chdir(folder)
         os.setsid()

@@ -188,7 +188,7 @@ def test_nothing_passes_from_one_program_to_the_next():
         leave = f"import fcntl, os\ndef f():\n    try: {line}\n    except OSError: pass"
         jobs = [(p, leave), (functional(([], 0)), f"{LOOK}# after {line}")]
         left, seen = run_many(jobs, workers=1)
-        assert left.status in ("passed", "memory"), left
+        assert left.total == 1
         assert seen.feedback == clean, line
 
 
@@ -434,10 +434,11 @@ def test_many_programs_leave_no_trace():
         jobs.append((square, f"{code}\n#{n}"))
 
     def state():
-        ours = [pid for pid, _ in descendants(os.getpid())]
-        pages = [int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in ours]
-        files = [len(os.listdir(f"/proc/{pid}/fd")) for pid in [os.getpid(), *ours]]
-        return len(ours), sum(files), sum(pages)
+        """Processes, open files (where they may be seen) and pages of memory."""
+        ours = [os.getpid(), *(pid for pid, _ in descendants(os.getpid()))]
+        pages = [int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in ours[1:]]
+        seen = [f"/proc/{pid}/fd" for pid in ours if os.access(f"/proc/{pid}/fd", os.R_OK)]
+        return len(ours), sum(len(os.listdir(folder)) for folder in seen), sum(pages)
 
     executor.close()
     first = run_many(jobs, workers=2)

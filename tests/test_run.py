@@ -267,7 +267,7 @@ def test_a_run_goes_on_only_as_it_was_begun(small, monkeypatch, capsys):
     assert "every" not in str(refused.value) and "--seed" not in str(refused.value)
     with pytest.raises(ValueError, match="--steps 1: the run has made 2 already"):
         murphy.train(small("run", steps=1, resume=True))
-    monkeypatch.setattr(state.zlib, "crc32", lambda _: 7)  # other problems have another number
+    monkeypatch.setattr(state, "fingerprint", lambda _: 7)  # other problems have another number
     with pytest.raises(ValueError, match="the problems are not those of the run"):
         murphy.train(small("run", steps=2, resume=True))
     assert saved_step(folder) == 2  # a refusal changes nothing
@@ -309,7 +309,7 @@ def test_a_log_that_has_lost_lines_is_named_and_not_gone_on_from(small):
     folder = murphy.train(small("run", steps=2, eval_every=0))
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     (folder / "metrics.jsonl").write_text(lines[1] + "\n")
-    with pytest.raises(ValueError, match="metrics.jsonl .* holds 1 of the 2 steps"):
+    with pytest.raises(ValueError, match="metrics.jsonl holds 1 of the 2 steps"):
         murphy.train(small("run", steps=3, resume=True))
 
 

@@ -1,0 +1,131 @@
+"""What a program's process may not do. The programs run without namespaces, so that each rule stands alone."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from support import confine
+
+ROOT = Path(__file__).resolve().parent.parent
+LINUX = sys.platform == "linux"
+
+
+def confined(tmp_path, program, **limits):
+    """What a program prints that runs in a cage without namespaces."""
+    limits = {"timeout": 5, "memory_mb": 512, **limits}
+    code = (
+        "import os, sys\nfrom support.confine import Cage\n"
+        f"cage = Cage({str(tmp_path)!r}, False)\nplace = cage.open()\n"
+        f"os.chdir(place)\ncage.enter({limits})\n{program}"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert not done.stderr, done.stderr
+    return done.stdout.split()
+
+
+def attempts(*lines):
+    """A program that says for each line whether it was allowed."""
+    head = (
+        "import ctypes, fcntl, os, resource, signal, socket, threading\nlibc = ctypes.CDLL(None)\n"
+    )
+    body = [
+        f"try:\n    {line}\n    print('yes')\nexcept OSError:\n    print('no')" for line in lines
+    ]
+    return head + "\n".join(body)
+
+
+@pytest.mark.parametrize("isolated", [False])
+def test_each_program_gets_a_folder_that_did_not_exist(tmp_path, isolated):
+    code = (
+        f"from support.confine import Cage\nimport os\ncage = Cage({str(tmp_path)!r}, {isolated})\n"
+        "one = cage.open()\nopen(one + '/file', 'w').close()\ncage.close(one)\n"
+        "two = cage.open()\nprint(os.listdir(two), one != two)\ncage.close(two)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout == "[] True\n" and not list(tmp_path.iterdir())
+
+
+def test_no_process_starts_and_none_is_reached(tmp_path):
+    program = attempts(
+        "os.fork()",
+        "os.execv('/bin/true', ['true'])",
+        "os.kill(os.getppid(), 0)",
+        "os.setpriority(os.PRIO_PROCESS, os.getppid(), 5)",
+        "resource.prlimit(os.getppid(), resource.RLIMIT_CPU)",
+        "fcntl.fcntl(0, fcntl.F_SETOWN, os.getppid())",
+        "os.sched_setaffinity(os.getppid(), {0})",
+    )
+    program += "\nprint(libc.prctl(1, 0, 0, 0, 0), libc.ptrace(16, os.getppid(), 0, 0))"
+    assert confined(tmp_path, program) == ["no"] * 7 + ["-1", "-1"]
+
+
+def test_no_network_but_local_sockets_and_threads(tmp_path):
+    program = attempts(
+        "socket.socket()",
+        "socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)",
+        "socket.socketpair()",
+        "threading.Thread(target=print).start()",
+    )
+    assert confined(tmp_path, program) == ["no", "no", "yes", "yes"]
+
+
+def test_files_are_written_in_the_own_folder_only(tmp_path):
+    outside = tmp_path / "outside"
+    program = attempts(
+        "open('mine', 'w').close()",
+        "open(os.devnull, 'w').close()",
+        "os.listdir('/')",
+        f"open({str(outside)!r}, 'w').close()",
+        f"os.mkdir({str(outside)!r})",
+    )
+    allowed = confine.LIBRARY.syscall(444, None, 0, 1) < 1  # a kernel without Landlock
+    assert confined(tmp_path, program) == ["yes", "yes", "yes"] + ["yes" if allowed else "no"] * 2
+
+
+def test_limits_cannot_be_raised(tmp_path):
+    program = (
+        "import resource\n"
+        "for name in ('CPU', 'AS', 'NOFILE', 'FSIZE'):\n"
+        "    which = getattr(resource, 'RLIMIT_' + name)\n"
+        "    soft, hard = resource.getrlimit(which)\n"
+        "    try:\n        resource.setrlimit(which, (hard, hard + 1))\n        print('raised')\n"
+        "    except (ValueError, OSError):\n        print(soft == hard > 0)\n"
+        "print(resource.getrlimit(resource.RLIMIT_CPU)[1])"
+    )
+    assert confined(tmp_path, program, timeout=2.5) == ["True"] * 4 + ["3"]
+
+
+def test_the_filter_jumps_to_its_own_lines():
+    code = bytes(confine.system_call_filter())
+    rows = [code[at : at + 8] for at in range(0, len(code) - 1, 8)]
+    assert len(rows) > 100
+    for at, row in enumerate(rows):
+        if row[0] in (0x15, 0x35, 0x45):  # jumps: how many lines, if so and if not
+            assert at + max(row[2], row[3]) < len(rows) - 1
+    names = confine.DENIED.split()[::3]
+    assert {"fork", "ptrace", "connect", "execve", "kill"} <= set(names)
+
+
+def test_remove_follows_no_link_and_needs_no_right(tmp_path):
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    (kept / "file").write_text("x")
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "link").symlink_to(kept)
+    os.mkfifo(folder / "fifo")
+    deep = os.open(folder, os.O_RDONLY)
+    for _ in range(1500):  # longer than any path may be
+        os.mkdir("d" * 20, dir_fd=deep)
+        inner = os.open("d" * 20, os.O_RDONLY, dir_fd=deep)
+        os.close(deep)
+        deep = inner
+    os.close(deep)
+    (folder / "locked").mkdir(0o000)
+    confine.remove(str(folder))
+    folder.symlink_to(kept)  # a program put a link in its place
+    confine.remove(str(folder))
+    assert not os.path.lexists(folder) and (kept / "file").read_text() == "x"
