@@ -78,13 +78,14 @@ def replace(path: Path, rows: Rows, key: list[str]) -> None:
         os.close(folder)  # and with it the lock
 
 
-def commits(path: Path) -> list[str]:
-    """The commits at which the rows of a CSV, or a log, were made; [""]: it does not say.
+def commits(path: Path, **wanted: str) -> list[str]:
+    """The commits at which the wanted rows of a CSV, or a log, were made; "": it does not say.
 
     What an old commit's code measured beside ours does not count: it is never made again.
     """
     if path.suffix == ".csv":
         rows = [row for row in read(path) if not row.get("way", "").startswith("old")]
+        rows = [row for row in rows if all(row[name] == wanted[name] for name in wanted)]
         return sorted({row.get("commit", "") for row in rows})
     found = re.match(r"commit (\w+\+?)", path.read_text()) if path.exists() else None
     return [found[1]] if found else [""]

@@ -304,8 +304,9 @@ def tables(folder: Path) -> dict[str, str]:
         made["executor"] = executor_table(folder)
         made["endurance"] = csv_table(folder / "speed_endurance.csv")
         made["made-at"] = made_at(folder)
-    if (folder / "memory.csv").exists():
-        made["memory"] = csv_table(folder / "memory.csv")
+    for name in ("memory", "real"):
+        if (folder / f"{name}.csv").exists():
+            made[name] = csv_table(folder / f"{name}.csv")
     return made
 
 

@@ -128,21 +128,22 @@ def sides_of(args: argparse.Namespace, old: Path | None) -> list[Side]:
     return ours_and_old(old if args.measure == "step" else None)
 
 
-def add_trl(args: argparse.Namespace, found: list[list[dict]], shared: dict) -> None:
-    """TRL's step on the prompts that ours was made of."""
+def add_trl(args: argparse.Namespace, found: list[list[dict]], shared: dict) -> bool:
+    """Add TRL's step on the prompts that ours was made of; False: there is no TRL."""
     prompts = found[0][0]["prompts_in_full"]
     for rows in found:
         rows[0].pop("prompts_in_full")
     try:
         import trl  # noqa: F401
     except ImportError:
-        print("TRL is not installed here, so its side is left out (pip install trl)")
-        return
+        print("TRL is not installed here, so its side is left out and nothing is written")
+        return False
     settings = {"prompts_in_full": prompts, "trl_batch": args.trl_batch}
     found += alternate("step", [Side("trl", record.ROOT, settings)], shared, args.rounds)
     ours, theirs = found[0][0], found[-1][0]
     if (ours["tokens"], ours["prompt_tokens"]) != (theirs["tokens"], theirs["prompt_tokens"]):
         sys.exit(f"speed.py: the two steps were not the same work: {ours}, {theirs}")
+    return True
 
 
 def ratios(name: str, rows: list[dict]) -> list[str]:
@@ -195,15 +196,15 @@ def main() -> None:
     shared = {name: getattr(args, name) for name in names}
     with checkout(args.old) if args.old else contextlib.nullcontext() as old:
         found = alternate(args.measure, sides_of(args, old), shared, args.rounds)
-    if args.measure == "step":
-        add_trl(args, found, shared)
+    whole = args.measure != "step" or add_trl(args, found, shared)
 
     commit = record.commit()
     rows = []
     for row in [row for rows_of_side in found for row in rows_of_side]:
         is_old = row.get("way", "").startswith("old")
         rows.append({"commit": args.old if is_old else commit, **row})
-    record.replace(args.output / f"speed_{args.measure}.csv", rows, KEYS[args.measure])
+    if whole:
+        record.replace(args.output / f"speed_{args.measure}.csv", rows, KEYS[args.measure])
     if args.measure not in ("groups", "endurance"):  # they have no other side
         print("\n".join(ratios(args.measure, rows)))
 
