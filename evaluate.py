@@ -3,30 +3,26 @@
     python evaluate.py --model runs/x --benchmark doctest --control
 
 A chain is one problem's attempts; each one after the first is told what failed in those before it.
-It ends when the public tests pass. All tests give the verdict. Iter-k is the share of problems
-that are solved within k attempts (paper).
+It ends when the public tests pass. All tests give the verdict. Without public tests, or with
+--oracle, all tests give the feedback, too. Iter-k is the share of problems that are solved within
+k attempts (paper).
 In: a model, and problems. Out: samples.jsonl (a row per attempt), result.json, and a table.
 Needs torch, transformers, numpy, tree.py, executor.py and support/.
 """
 
-import os
 import signal
 import sys
 
 if __name__ == "__main__":  # at the top, because the imports take seconds
-
-    def stop(*_: object) -> None:
-        os.write(2, b"\nevaluate.py: stopped; the same command goes on with what is missing\n")
-        sys.exit(130)
-
-    signal.signal(signal.SIGINT, stop)
+    STOPPED = "\nevaluate.py: stopped; the same command goes on with what is missing"
+    signal.signal(signal.SIGINT, lambda *_: sys.exit(STOPPED))
 
 import json
 import math
 import zlib
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
@@ -34,15 +30,16 @@ from typing import Any
 
 import numpy as np
 import torch
+from transformers.utils import logging as transformers_logging
 
 import executor
 from support import toy
 from support.problems import Problem, distinct, load_problems
 from support.ranks import gather, join
-from support.run import json_lines, write
-from support.sampling import Sampler, encode, load_model, pick_device
+from support.run import json_lines, read_settings, write
+from support.sampling import Sampler, check_model, encode, load_model, pick_device
 from support.settings import at_least, option, parse
-from tree import Node, build_trees, first_messages, walk
+from tree import build_trees, first_messages, walk
 
 Rows = list[dict[str, Any]]  # one per attempt
 FROM_NODE = ("turn", "prompt", "text", "code", "status", "reward", "solved", "public_passed")
@@ -50,11 +47,13 @@ FROM_NODE += ("truncated", "unexpanded", "feedback")
 
 
 def iterate(problems: list, sample: Callable, execute: Callable, iterations: int) -> list[list]:
-    """One chain (list of Nodes) per problem, at most `iterations` long; empty if there is no room
-    for the prompt. A chain is a tree with groups of one: see `build_trees`."""
+    """One chain (list of Nodes) per problem, at most `iterations` long: a tree with groups of one.
+
+    Where the prompt was too long, the chain is the root alone, of turn 0.
+    """
     ended = attrgetter("public_passed")  # a user could see no other tests
     trees = build_trees(problems, sample, execute, iterations, group_size=1, stop=ended)
-    return [list(walk(tree)) for tree in trees]
+    return [list(walk(tree)) or [tree] for tree in trees]
 
 
 def attempts(
@@ -65,7 +64,7 @@ def attempts(
     samples: int = 1,
     control: Callable | None = None,
 ) -> Rows:
-    """Rows of `samples` independent chains per problem; where a prompt is too long, one of turn 0.
+    """Rows of `samples` independent chains per problem, each node of a chain a row.
 
     control: a sampler. It makes samples * iterations independent first attempts per problem: as
     many as the chains may make, but without feedback (ours).
@@ -77,8 +76,7 @@ def attempts(
     for kind, draw, turns, n in kinds:
         copies = [problem for problem in problems for _ in range(n)]
         for i, chain in enumerate(iterate(copies, draw, execute, turns)):
-            nothing = Node(turn=0, prompt=first_messages(copies[i]), unexpanded="too long")
-            for node in chain or [nothing]:
+            for node in chain:
                 row = {"task_id": copies[i].id, "kind": kind, "sample": i % n}
                 row |= {name: getattr(node, name) for name in FROM_NODE}
                 rows.append(row | {"tokens": len(node.completion_ids)})
@@ -127,8 +125,10 @@ def bootstrap(values: list[float], draws: int = 2000, seed: int = 0) -> tuple[fl
 
 
 def score(values: list[float]) -> dict[str, float]:
-    """Mean over problems and its 95% interval: Wilson's where each value is 0 or 1 (a bootstrap has
-    no width where all problems agree), so always with one sample per problem; else a bootstrap."""
+    """The mean over problems and its 95% interval.
+
+    It is Wilson's where each value is 0 or 1 (a bootstrap has no width where all problems agree).
+    """
     if set(values) <= {0.0, 1.0}:
         low, high = wilson(round(sum(values)), len(values))
     else:
@@ -167,8 +167,10 @@ def summarise(problems: list[Problem], rows: Rows, iterations: int) -> dict[str,
 
 
 def outcomes(problems: list[Problem], rows: Rows) -> dict[str, dict[str, Any]]:
-    """What became of each problem: "chain" and "control" list its samples, by the turn that solved
-    one, or None. In `rows`, the turns of a sample stand in their order."""
+    """What became of each problem: "chain" and "control" list the turns that solved its samples.
+
+    None: not solved. In `rows`, the turns of a sample stand in their order.
+    """
     entries = {}
     for problem in problems:
         entry = {name: getattr(problem, name) for name in ("difficulty", "entry_point", "context")}
@@ -238,18 +240,16 @@ class EvalConfig:
     model: str = option("", "folder made by save_pretrained, or a Hugging Face id", "model")
     enable_thinking: bool = option(False, "ask the chat template for thinking", "model")
     device: str = option("auto", "auto, cpu, cuda, mps", "model")
-    benchmark: str = option(
-        "doctest", "doctest, cutoff, humaneval, mbpp, ... or a file", "problems"
-    )
+    benchmark: str = option("doctest", "doctest, cutoff, humaneval, ... or a file", "problems")
     version: str | None = option(None, "LiveCodeBench: v6, or release_v6: all to v6", "problems")
     start_date: str | None = option(None, "LiveCodeBench: first contest date", "problems")
     end_date: str | None = option(None, "LiveCodeBench: last contest date, YYYY-MM-DD", "problems")
     limit: int | None = option(None, "the first so many (toy worlds: 200)", "problems")
+    oracle: bool = option(False, "all tests give feedback, not the public ones only", "problems")
     iterations: int = option(5, "attempts in a chain at most: the k of Iter-k", "sampling")
     samples: int = option(1, "independent chains per problem", "sampling")
     control: bool = option(False, "pass@k of as many attempts without feedback", "sampling")
     temperature: float | None = option(None, "0: greedy (toy worlds: 1; else: 0)", "sampling")
-    top_p: float = option(1.0, "nucleus of the sampling; 1: all tokens", "sampling")
     max_new_tokens: int | None = option(None, "of an answer (toy: 16; else: 1024)", "sampling")
     sample_tokens: int = option(32_768, "of a batch: fewer need less memory", "sampling")
     seed: int = option(0, "of the sampling", "sampling")
@@ -268,20 +268,19 @@ class EvalConfig:
             if getattr(self, name) is None:
                 setattr(self, name, value)
 
-        names = Path(self.model).name, Path(self.benchmark).stem
-        self.output = self.output or "runs/eval-{}-{}".format(*names)
+        name = f"runs/eval-{Path(self.model).name}-{Path(self.benchmark).stem}"
+        self.output = self.output or name
         at_least(self, iterations=1, samples=1, max_new_tokens=1, sample_tokens=1, limit=1)
-        at_least(self, feedback_tests=1, chunk=1, temperature=0, timeout=1e-3, top_p=1e-9)
+        at_least(self, feedback_tests=1, chunk=1, temperature=0, timeout=1e-3)
         if not self.model:
             raise ValueError("--model is missing: give a folder or a Hugging Face id")
-        if self.top_p > 1:
-            raise ValueError(f"--top-p must lie in (0, 1], got {self.top_p}")
-        if world and (self.version or self.start_date or self.end_date):
-            raise ValueError("--version, --start-date and --end-date have no effect in a toy world")
+        if world and (self.version or self.start_date or self.end_date or self.oracle):
+            options = "--version, --start-date, --end-date and --oracle"
+            raise ValueError(f"{options} have no effect in a toy world")
         if self.temperature == 0 and self.samples > 1:
             raise ValueError("greedy chains are all equal: --samples needs a --temperature above 0")
-        if self.temperature == 0 and not self.control and (self.seed or self.top_p < 1):
-            raise ValueError("--seed and --top-p have no effect on greedy chains (--temperature 0)")
+        if self.temperature == 0 and self.seed and not self.control:
+            raise ValueError("--seed has no effect on greedy chains (--temperature 0)")
 
 
 def run(config: EvalConfig) -> None:
@@ -294,13 +293,13 @@ def run(config: EvalConfig) -> None:
     folder = Path(config.output)
     settings = {k: v for k, v in asdict(config).items() if k not in ("device", "output")}
     check_folder(folder, settings)
+    check_model(config.model)
     executor.self_check()
     problems = find_problems(config)
     model, sample, control = load_samplers(config, problems)
-    # Another model, or other problems, may stand under the same name: some of all weights tell.
-    weights = [w.flatten()[:: w.numel() // 64 + 1].tolist() for w in model.state_dict().values()]
-    settings["weights"] = zlib.crc32(repr(weights).encode())
-    settings["problems"] = zlib.crc32(repr(problems).encode())
+    some = [weight.flatten()[::1000].tolist() for weight in model.parameters()]
+    for name, content in {"weights": some, "problems": problems}.items():
+        settings[name] = zlib.crc32(repr(content).encode())  # the same path may hold others now
     check_folder(folder, settings)
 
     rows = read_samples(folder / "samples.jsonl")
@@ -333,8 +332,8 @@ def check_folder(folder: Path, settings: dict[str, Any]) -> None:
     if not folder.exists() or not any(folder.iterdir()):
         return
     try:
-        old = dict(json.loads((folder / "settings.json").read_text()))
-    except (OSError, ValueError, TypeError):
+        old = read_settings(str(folder))
+    except ValueError:
         old = {}  # another program's folder
     changed = [f"{k} ({old.get(k)} there, {v} now)" for k, v in settings.items() if old.get(k) != v]
     if changed:
@@ -347,13 +346,14 @@ def find_problems(config: EvalConfig) -> list[Problem]:
         return distinct(toy.problems(config.benchmark, "test", config.limit))
     names = ("limit", "version", "start_date", "end_date")
     options = {name: getattr(config, name) for name in names}
-    return distinct(load_problems(config.benchmark, **options, execute=executor.run_many))
+    found = distinct(load_problems(config.benchmark, **options, execute=executor.run_many))
+    return [replace(problem, public_tests=[]) for problem in found] if config.oracle else found
 
 
 def load_samplers(config: EvalConfig, problems: list[Problem]) -> tuple:
     """The model, what samples chains, and what samples the control, or None."""
     model, tokenizer = load_model(config.model, pick_device(config.device))
-    names = ("max_new_tokens", "top_p", "sample_tokens", "enable_thinking")
+    names = ("max_new_tokens", "sample_tokens", "enable_thinking")
     options = {name: getattr(config, name) for name in names}
     sample = Sampler(model, tokenizer, temperature=config.temperature, **options)
     control = Sampler(model, tokenizer, temperature=config.temperature or 0.8, **options)
@@ -366,6 +366,7 @@ def load_samplers(config: EvalConfig, problems: list[Problem]) -> tuple:
 
 
 def read_samples(path: Path) -> Rows:
+    """The rows of an evaluation that was stopped. ValueError: somebody has cut the file."""
     try:
         text = path.read_text() if path.exists() else ""
         return [json.loads(line) for line in text.splitlines()]
@@ -374,6 +375,8 @@ def read_samples(path: Path) -> Rows:
 
 
 def main(arguments: list[str] | None = None) -> None:
+    """The command line: a sentence for every error, no traceback."""
+    transformers_logging.disable_progress_bar()
     try:
         run(EvalConfig(**parse(EvalConfig, arguments, __doc__)))
     except (ValueError, OSError, RuntimeError) as error:

@@ -5,11 +5,9 @@ programs fit the example, so a first attempt is a guess, and its feedback is new
 World "cutoff": write `x < k`, but the prompt does not tell k. Every first guess is right once in
 16, so its own reward teaches nothing. Only the feedback that it draws is of use, at a later turn.
 
-In: the name of a world and a seed. Out: problems for the executor, and the folder of a model of
-120,000 parameters. It is trained here, in one to two minutes, on sloppy demonstrations: in world
-"doctest" they often repeat a failed attempt, as small real models do.
-Needs torch, transformers, tree.py, and support/: problems.py, run.py, sampling.py.
-Shown by: python murphy.py
+In: the name of a world and a seed. Out: problems, and the folder of a model of 120,000 parameters.
+It is trained here, in one to two minutes, on sloppy demonstrations. Needs torch, transformers,
+tokenizers, tree.py, and support/: problems.py, run.py, sampling.py. Shown by: python murphy.py
 """
 
 import fcntl
@@ -37,7 +35,7 @@ from tree import Messages, first_messages, refinement_messages
 WORLDS = ("doctest", "cutoff")
 DEF = "def f(x): return "
 INPUTS = range(16)
-K = range(3, 13)
+CONDITIONS = [f"x {sign} {k}" for sign in "><" for k in range(3, 13)]
 # World "doctest": level -> docstring -> the programs that it may mean, the popular ones first.
 PROGRAMS = {
     "easy": {
@@ -45,13 +43,12 @@ PROGRAMS = {
         "constant": [f"{k}" for k in range(16)],
     },
     "medium": {
-        "clamp x": [f"min(x, {k})" for k in K] + [f"max(x, {k})" for k in K],
-        "mask x": [f"x if x > {k} else 0" for k in K] + [f"x if x < {k} else 0" for k in K],
+        "clamp x": [f"{name}(x, {k})" for name in ("min", "max") for k in range(3, 13)],
+        "mask x": [f"x if {test} else 0" for test in CONDITIONS],
     },
     "hard": {
         "clamp x twice": [f"max({a}, min(x, {b}))" for a in range(2, 8) for b in range(8, 14)],
-        "replace x": [f"x if x > {k} else {c}" for k in K for c in range(1, 6)]
-        + [f"x if x < {k} else {c}" for k in K for c in range(1, 6)],
+        "replace x": [f"x if {test} else {c}" for test in CONDITIONS for c in range(1, 6)],
     },
 }
 
@@ -69,10 +66,9 @@ def problems(world: str, split: str = "train", n: int = 1, seed: int | str = 0) 
     first hidden input). "cutoff" has 16 problems in all, and "test" is these 16 in turn: there a
     model learns a strategy, not answers.
     """
-    if world not in WORLDS:
-        raise ValueError(f"unknown toy world {world!r}: expected one of {', '.join(WORLDS)}")
-    if split not in ("train", "test"):
-        raise ValueError(f"a toy world has the splits train and test, not {split!r}")
+    if world not in WORLDS or split not in ("train", "test"):
+        here = f"{' and '.join(WORLDS)}, each with the splits train and test"
+        raise ValueError(f"no toy world {world!r} with the split {split!r}: there are {here}")
 
     rng = random.Random(f"{world} {split} {seed}")
     if world == "cutoff" and split == "test":
@@ -91,20 +87,19 @@ def doctest_problem(rng: random.Random) -> tuple[Problem, str]:
     """A random problem of world "doctest" and the split that it belongs to."""
     level = rng.choice(list(PROGRAMS))
     docstring = rng.choice(list(PROGRAMS[level]))
-    expression = rng.choice(PROGRAMS[level][docstring])
+    program = rng.choice(PROGRAMS[level][docstring])
     xs = rng.sample(INPUTS, 6)  # the first is the example in the prompt
-    tests = [[[x], values(expression)[x]] for x in xs]
+    tests = [[[x], values(program)[x]] for x in xs]
     prompt = f"# {docstring}\n>>> f({xs[0]})\n{tests[0][1]}\n"
-    problem = Problem(
-        f"doctest/{expression}/{'-'.join(map(str, xs))}", prompt, tests, entry_point="f",
-        kind="functional", difficulty=level, reference=DEF + expression,
-    )  # fmt: skip
+    name = f"doctest/{program}/{'-'.join(map(str, xs))}"
+    rest = {"kind": "functional", "difficulty": level, "reference": DEF + program}
+    problem = Problem(name, prompt, tests, entry_point="f", **rest)
 
     # The tiny model cannot do additions that it never saw: an easy test problem may have a prompt
     # that is in the training split, with another hidden input.
     shown = xs[:2] if level == "easy" else xs[0]
-    in_test = zlib.crc32(f"{expression} | {shown}".encode()) % 5 == 0
-    return problem, "test" if in_test else "train"
+    is_test = zlib.crc32(f"{program} | {shown}".encode()) % 5 == 0
+    return problem, "test" if is_test else "train"
 
 
 # One test, so the reward is 0 or 1. sum(got) is the guess. Of all wrong inputs the test takes the
@@ -147,10 +142,8 @@ def demonstration(world: str, rng: random.Random) -> tuple[Messages, str]:
 
 
 def doctest_demonstration(problem: Problem, rng: random.Random) -> tuple[Messages, str]:
-    """First attempts: 70% right. Later ones: 40% right, 50% the failed attempt again.
-
-    The others are popular programs, right or wrong. Half of all chats have a failed attempt.
-    """
+    """First attempts: 70% right. Later ones: 40% right, 50% the failed attempt again, as small real
+    models do. The others are popular programs. Half of all chats have a failed attempt."""
     docstring = problem.prompt.split("\n")[0].removeprefix("# ")
     listed = PROGRAMS[problem.difficulty][docstring]
     messages, failed = first_messages(problem), ""
@@ -228,8 +221,7 @@ def make_model(vocabulary: int, seed: int) -> Qwen3ForCausalLM:
 RECIPE = 1  # raise it when the code below makes another base model than before
 DEMONSTRATIONS = 24_000
 RATE = 2.5e-3
-SAVE_EVERY = 250  # steps
-TRIALS = 8  # steps that compare one thread with all
+SAVE_EVERY = 100  # steps
 Batch = tuple[torch.Tensor, torch.Tensor]  # input_ids and labels, each (demonstrations, tokens)
 
 
@@ -252,8 +244,7 @@ def base_model(world: str, seed: int, folder: Path, steps: int = 1500, batch: in
             print(f"making a tiny model for world {world!r}: {path}", flush=True)
             tokenizer = make_tokenizer()
             model = make_model(len(tokenizer), seed)
-            data = batches(tokenizer, world, seed, steps, batch)
-            warm_start(model, data, steps, unfinished)
+            warm_start(model, batches(tokenizer, world, seed, steps, batch), steps, unfinished)
             model.save_pretrained(unfinished)
             tokenizer.save_pretrained(unfinished)
             unfinished.rename(path)  # a folder of this name is whole
@@ -263,63 +254,60 @@ def base_model(world: str, seed: int, folder: Path, steps: int = 1500, batch: in
 def batches(tokenizer: Any, world: str, seed: int, steps: int, size: int) -> Iterator[Batch]:
     """The batches of a warm start; the chats of one have equally many messages: little padding."""
     rng = random.Random(f"demonstrations {world} {seed}")
-    by_length: dict[int, list] = {}
+    by_length: dict[int, list[Batch]] = {}
     for _ in range(min(DEMONSTRATIONS, steps * size)):
         messages, program = demonstration(world, rng)
-        by_length.setdefault(len(messages), []).append((messages, program))
+        prompt = encode(tokenizer, messages)
+        answer = tokenizer.encode(program + tokenizer.eos_token)
+        labels = [-100] * len(prompt) + answer  # -100: no loss
+        row = torch.tensor(prompt + answer), torch.tensor(labels)
+        by_length.setdefault(len(messages), []).append(row)
 
-    known: dict[str, list[int]] = {}  # the tokens of a text: most come more than once
-    chats, counts = list(by_length.values()), [len(listed) for listed in by_length.values()]
+    lists = list(by_length.values())
+    counts = [len(rows) for rows in lists]
     for _ in range(steps):
-        (listed,) = rng.choices(chats, counts)
-        ids, labels = [], []
-        for messages, program in rng.choices(listed, k=size):
-            chat = str(messages)
-            if chat not in known:
-                known[chat] = encode(tokenizer, messages)
-            if program not in known:
-                known[program] = tokenizer.encode(program + tokenizer.eos_token)
-            ids.append(torch.tensor(known[chat] + known[program]))
-            labels.append(torch.tensor([-100] * len(known[chat]) + known[program]))  # -100: no loss
+        (rows,) = rng.choices(lists, counts)
+        ids, labels = zip(*rng.choices(rows, k=size), strict=True)
         yield pad_sequence(ids, True), pad_sequence(labels, True, padding_value=-100)
 
 
 def warm_start(model: Any, data: Iterator[Batch], steps: int, folder: Path) -> None:
-    """Teach the model to imitate: AdamW on the cross-entropy of the programs, a step for a batch.
-
-    The first steps are timed with one thread and with all in turn. The quicker number is kept: on
-    a busy machine that is often one.
-    """
+    """Teach the model to imitate: one AdamW step on the cross-entropy of each batch."""
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.98), weight_decay=0.01)
     state = load(folder) or {"step": 0}
-    if "model" in state:
+    first = state["step"]
+    if first:
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
 
-    first, every = state["step"], torch.get_num_threads()
-    pace = {1: math.inf, every: math.inf}  # threads -> best seconds a token
-    began = said = time.perf_counter()
-    for step, (ids, labels) in enumerate(islice(data, first, None), first):
-        trial = step < first + TRIALS
-        threads = (1, every)[step % 2] if trial else min(pace, key=pace.get)
+    threads, start = torch.get_num_threads(), time.perf_counter()
+    try:
+        for step, (ids, labels) in enumerate(islice(data, first, None), first + 1):
+            if step == first + 1:
+                torch.set_num_threads(quicker(model, ids, labels))
+            optimizer.param_groups[0]["lr"] = RATE * min(step / 50, 1 - 0.9 * (step - 1) / steps)
+            optimizer.zero_grad()
+            loss = model(input_ids=ids, labels=labels).loss  # causal: no mask for right padding
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            if step % SAVE_EVERY == 0:
+                weights = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+                save(folder, {"step": step, **weights})
+                left = (time.perf_counter() - start) / (step - first) * (steps - step)
+                news = f"loss {loss.item():.2f}, {left:.0f} seconds left"
+                print(f"warm start: step {step} of {steps}, {news}", flush=True)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def quicker(model: Any, ids: torch.Tensor, labels: torch.Tensor) -> int:
+    """The number of threads, 1 or all, that is quicker now: on a busy machine it is often 1."""
+    every = torch.get_num_threads()
+    seconds = {1: math.inf, every: math.inf}
+    for threads in [1, every] * 4:
         torch.set_num_threads(threads)
         start = time.perf_counter()
-        optimizer.param_groups[0]["lr"] = RATE * min((step + 1) / 50, 1 - 0.9 * step / steps)
-        optimizer.zero_grad()
-        loss = model(input_ids=ids, labels=labels).loss  # nothing attends to padding on the right
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        now = time.perf_counter()
-        pace[threads] = min(pace[threads], (now - start) / ids.numel())
-
-        done = step + 1
-        if done in (first + TRIALS, steps) or now - said > 10:
-            said = now
-            left = (now - began) / (done - first) * (steps - done)
-            news = f"loss {loss.item():.2f}, {threads} of {every} threads, {left:.0f} seconds left"
-            print(f"warm start: step {done} of {steps}, {news}", flush=True)
-        if done % SAVE_EVERY == 0:
-            weights = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-            save(folder, {"step": done} | weights)
-    torch.set_num_threads(every)
+        model(input_ids=ids, labels=labels).loss.backward()
+        seconds[threads] = min(seconds[threads], time.perf_counter() - start)
+    return min(seconds, key=seconds.get)

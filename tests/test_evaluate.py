@@ -331,7 +331,7 @@ def test_ctrl_c_while_it_starts_ends_in_a_line(tmp_path):
     path = os.environ | {"PYTHONPATH": str(tmp_path)}
     done = subprocess.run(command, env=path, capture_output=True, text=True)
     line = "\nevaluate.py: stopped; the same command goes on with what is missing\n"
-    assert (done.returncode, done.stderr) == (130, line)
+    assert (done.returncode, done.stderr) == (1, line)
 
 
 def refused(sentence, arguments):
@@ -350,6 +350,7 @@ def test_a_folder_with_other_settings_or_a_damaged_file_is_refused(models, tmp_p
     evaluate.main(arguments)
     assert json.loads((out / "settings.json").read_text())["temperature"] == 0  # no toy world
     refused("other settings: chunk (2 there, 3 now)", [*arguments, "--chunk", "3"])
+    refused("other settings: oracle (False there, True now)", [*arguments, "--oracle"])
 
     mine.write_text(json.dumps(row | {"tests": ["assert f(1) == 2"]}) + "\n")
     refused("other settings: problems (", arguments)
@@ -379,16 +380,40 @@ def test_a_folder_with_other_settings_or_a_damaged_file_is_refused(models, tmp_p
         ("--iterations=0", "--iterations must be at least 1, got 0"),
         ("--temperature=nan", "--temperature must be at least 0"),
         ("--temperature=-1", "--temperature must be at least 0"),
-        ("--top-p=1.5", "--top-p must lie in"),
         ("--samples=4 --temperature=0", "greedy chains are all equal"),
-        ("--seed=4 --temperature=0", "--seed and --top-p have no effect"),
+        ("--seed=4 --temperature=0", "--seed has no effect"),
         ("--version=v6", "no effect in a toy world"),
+        ("--oracle", "no effect in a toy world"),
         ("--max-new-tokens=300", "the model reads 256"),
     ],
 )
 def test_a_mistake_costs_a_sentence_and_leaves_no_folder(mistake, sentence, models, tmp_path):
     refused(sentence, command(models[0], tmp_path / "out", *mistake.split()))
     assert not (tmp_path / "out").exists()
+
+
+def test_a_model_folder_is_looked_for_before_the_problems(tmp_path):
+    refused("no such folder", command("no/such/model", tmp_path / "out", "--benchmark=humanevil"))
+
+
+def test_with_oracle_all_tests_feed_the_loop_and_the_result_says_so(tmp_path):
+    row = {"id": "p", "prompt": "Write f.", "entry_point": "f", "kind": "assert"}
+    row |= {"public_tests": ["assert f(1) == 1"], "tests": ["assert f(1) == 1", "assert f(2) == 2"]}
+    mine = tmp_path / "p.jsonl"
+    mine.write_text(json.dumps(row) + "\n")
+    seen = []
+
+    def sample(prompts, n):
+        seen.extend(prompts)
+        return [[Completion("def f(x): return 1")] for _ in prompts]
+
+    lengths = []
+    for oracle, feedback in ((False, "public"), (True, "oracle")):
+        problems = evaluate.find_problems(evaluate.EvalConfig("m", benchmark=mine, oracle=oracle))
+        summary = evaluate.evaluate(problems, sample, executor.run_many, 2)
+        assert summary["feedback"] == {feedback: 1} and f"{feedback} 1" in table(summary)
+        lengths.append(summary["chain"]["attempts"])
+    assert lengths == [1, 2] and "f(2) returned 1, expected 2" in seen[2][-1]["content"]
 
 
 def test_the_control_of_greedy_chains_is_sampled(models, tmp_path):

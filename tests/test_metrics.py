@@ -62,12 +62,6 @@ def test_float_rounding_is_no_spread():
     assert metrics.describe([Node(0, children=group)], [], 1)["groups_with_spread"] == 0.0
 
 
-def test_every_column_of_describe_has_a_meaning():
-    line = metrics.describe([Node(0, children=[node(1)])], [], 1)
-    assert set(line) < set(metrics.COLUMNS)
-    assert all(len(meaning) > 8 for meaning in metrics.COLUMNS.values())
-
-
 def test_timed_adds_up_blocks_and_calls_and_what_was_interrupted(monkeypatch):
     clock = iter([0.0, 2.0, 10.0, 13.0, 20.0, 24.0])
     monkeypatch.setattr(metrics.time, "perf_counter", clock.__next__)
@@ -80,50 +74,54 @@ def test_timed_adds_up_blocks_and_calls_and_what_was_interrupted(monkeypatch):
     assert seconds == {"sampling": 5.0, "executing": 4.0}
 
 
+COLUMNS = ["step", "reward_1", "reward_2", *metrics.TABLE, *sum(metrics.PANELS, [])]
+
+
 def a_run(folder, steps):
-    names = [name for name in metrics.COLUMNS if name != "step"]
-    rows = [{"step": i, **dict.fromkeys(names, 0.5), "reward_1": i} for i in range(steps)]
-    rows[3]["repaired"] = None
-    for row in rows[::20]:
-        row["optimizer_steps"] = 0
+    """A run of so many steps whose columns are all 0.5, but for the step, reward_1 and repaired."""
+    rows = [{**dict.fromkeys(COLUMNS, 0.5), "step": i, "reward_1": i} for i in range(steps)]
+    for row in rows[:5]:
+        row["repaired"] = None
     text = "".join(json.dumps(row) + "\n" for row in rows)
-    (folder / "metrics.jsonl").write_text(text + '{"step": 40, "rew')
-    summary = {"Iter-k": {"all": [{"value": 0.25}, {"value": 0.5}]}}
-    (folder / "evaluation.json").write_text(json.dumps({"40": summary, "0": summary}))
+    (folder / "metrics.jsonl").write_text(text + '{"step": 40, "rew')  # it goes on
 
 
 def test_a_run_becomes_curves_and_a_table(tmp_path, monkeypatch):
     figures = []
     monkeypatch.setattr(Figure, "savefig", lambda self, path: figures.append(self))
     a_run(tmp_path, 40)
+    summaries = {0: [0.25, 0.5], 40: [0.5, 0.75]}
+    for step, values in summaries.items():
+        summaries[step] = {"Iter-k": {"all": [{"value": value} for value in values]}}
+    (tmp_path / "evaluation.json").write_text(json.dumps(summaries))
     lines = metrics.plot(tmp_path).splitlines()
-    assert len(lines) == 13 and "In 2 steps nothing could be learned" in lines[11]
-    assert lines[0].split()[:3] == ["step", "reward_1", "repaired"]
-    assert lines[1].split()[:3] == ["3", "1.500", "0.500"]  # mean of 0, 1, 2, 3; of three numbers
+    table = {line.split()[0]: line.split()[1:] for line in lines[1:-1]}
+    assert list(table) == ["step", "reward_1", "reward_2", *metrics.TABLE]
+    assert table["reward_1"] == table["step"] == [f"{1.5 + 4 * i:.3f}" for i in range(10)]
+    assert table["repaired"] == ["nan"] + ["0.500"] * 9  # without the steps that have no number
 
-    panels = {axes.get_title(): axes.lines for axes in figures[0].axes}
-    assert {*panels} == {
-        "Iter-k, percent solved", "reward_1", "repaired", "groups_with_spread", "grad_norm",
-        "ratio, clipped", "entropy", "completion_tokens", "truncated",
-        "sampling, executing, updating",
-    }  # fmt: skip
-    thin, thick = panels["reward_1"]
+    first, rewards, *others = figures[0].axes
+    assert [list(line.get_ydata()) for line in first.lines] == [[0.25, 0.5], [0.5, 0.75]]
+    thin, thick = rewards.lines[:2]
     assert list(thin.get_ydata()) == list(range(40)) and thick.get_ydata()[9] == 37.5
-    iterations = [list(line.get_xydata().flat) for line in panels["Iter-k, percent solved"]]
-    assert iterations == [[0, 25.0, 40, 25.0], [0, 50.0, 40, 50.0]]
+    legends = [[text.get_text() for text in axes.get_legend().texts] for axes in others]
+    assert legends == metrics.PANELS and list(first.lines[0].get_xdata()) == [0, 40]
 
 
-def test_a_folder_without_a_step_is_refused_in_a_sentence(tmp_path):
-    (tmp_path / "metrics.jsonl").write_text('{"step": 0, "rew')
-    with pytest.raises(ValueError, match="holds no step of a run"):
+def test_what_is_no_run_costs_a_sentence(tmp_path):
+    with pytest.raises(OSError, match="metrics.jsonl"):
         metrics.plot(tmp_path)
+    a_run(tmp_path, 0)
+    with pytest.raises(ValueError, match="metrics.jsonl holds no step of a run"):
+        metrics.plot(tmp_path)
+    (tmp_path / "metrics.jsonl").write_text('{"step": 0}\n{"step": 1, "rew\n{"step": 2}\n')
     command = [sys.executable, "-m", "support.metrics", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 1 and done.stdout == "" and done.stderr.count("\n") == 1
+    assert done.stderr.startswith("metrics: a line of ") and "is no JSON" in done.stderr
 
 
 def test_a_run_of_one_step_is_drawn(tmp_path):
-    (tmp_path / "metrics.jsonl").write_text('{"step": 0, "reward_1": null, "repaired": 0.25}\n')
-    lines = metrics.plot(tmp_path).splitlines()
-    assert lines[1].split() == ["0", "-", "0.250"]
+    a_run(tmp_path, 1)
+    assert metrics.plot(tmp_path).splitlines()[1].split() == ["step", "0.000"]
     assert (tmp_path / "curves.png").read_bytes()[:4] == b"\x89PNG"

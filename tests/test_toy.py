@@ -118,7 +118,7 @@ def weights(path):
 
 def test_a_base_model_is_made_once_and_depends_on_its_seed(tmp_path, monkeypatch, capsys):
     path = toy.base_model("doctest", 0, tmp_path, steps=3, batch=4)
-    assert "warm start: step" in capsys.readouterr().out
+    assert "making a tiny model for world 'doctest'" in capsys.readouterr().out
     first = weights(path)
     monkeypatch.setattr(toy, "warm_start", None)  # a second one would fail
     assert toy.base_model("doctest", 0, tmp_path, steps=3, batch=4) == path
@@ -130,7 +130,7 @@ def test_a_base_model_is_made_once_and_depends_on_its_seed(tmp_path, monkeypatch
 def test_a_warm_start_that_is_killed_goes_on_from_its_checkpoint(tmp_path, monkeypatch):
     monkeypatch.setattr(toy, "SAVE_EVERY", 2)
     whole = weights(toy.base_model("cutoff", 0, tmp_path / "whole", steps=7, batch=4))
-    real, made = toy.save, []
+    real, made, threads = toy.save, [], torch.get_num_threads()
 
     def save_and_die(folder, state):
         real(folder, state)
@@ -139,8 +139,10 @@ def test_a_warm_start_that_is_killed_goes_on_from_its_checkpoint(tmp_path, monke
             raise KeyboardInterrupt
 
     monkeypatch.setattr(toy, "save", save_and_die)
+    monkeypatch.setattr(toy, "quicker", lambda model, *batch: threads + 1)
     with pytest.raises(KeyboardInterrupt):
         toy.base_model("cutoff", 0, tmp_path / "killed", steps=7, batch=4)
+    assert torch.get_num_threads() == threads
     (unfinished,) = (tmp_path / "killed").iterdir()
     assert unfinished.name.endswith(".unfinished")
     path = toy.base_model("cutoff", 0, tmp_path / "killed", steps=7, batch=4)
