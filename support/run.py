@@ -20,7 +20,6 @@ import torch
 
 from support import ranks
 
-
 # Files
 
 
