@@ -39,7 +39,7 @@ def qwen():
 
 @pytest.fixture
 def tokenizer():
-    """<pad> 0, <s> 1, </s> 2. It adds <s> itself, so a second one would show. All else is default."""
+    """<pad> 0, <s> 1, </s> 2. It adds <s> itself: a second one would show. The rest is default."""
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
