@@ -1,4 +1,4 @@
-"""What support/benchmarks.py promises: hidden tests stay hidden, no field ignored, no pickle run."""
+"""Facts about benchmarks: hidden tests stay hidden, no field is ignored, no pickle runs code."""
 
 import ast
 import base64
@@ -12,10 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support import benchmarks
+from executor import run_many
 from support.benchmarks import docstring_examples, private_tests
 from support.problems import load_problems
-from tests.test_problems import naive, write
 
 HUMANEVAL = {
     "task_id": "HumanEval/900",
@@ -78,7 +77,9 @@ def packed(value) -> str:
 
 
 def load(folder: Path, *rows: dict, **how) -> list:
-    return load_problems(write(folder, *rows), cache=None, **how)
+    path = folder / "rows.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return load_problems(path, cache=None, **how)
 
 
 # HumanEval
@@ -86,7 +87,7 @@ def load(folder: Path, *rows: dict, **how) -> list:
 
 def test_humaneval_has_context_and_only_examples_that_the_reference_passes(tmp_path, capsys):
     [unchecked] = load(tmp_path, HUMANEVAL)
-    [problem] = load(tmp_path, HUMANEVAL, execute=naive)
+    [problem] = load(tmp_path, HUMANEVAL, execute=run_many)
     assert unchecked.public_tests == []  # nothing has run the examples
     assert problem.public_tests == ["assert halves([2, 5]) == [1, 2]"]
     assert "assert halves([1]) == [7]" in capsys.readouterr().err
@@ -147,7 +148,7 @@ def test_any_constant_survives_any_notation(arguments, result, sign):
 
 
 def test_mbpp_first_test_is_public_and_the_others_are_in_no_prompt(tmp_path):  # D44
-    [problem] = load(tmp_path, MBPP, split="train", execute=naive)
+    [problem] = load(tmp_path, MBPP, split="train", execute=run_many)
     assert problem.id == "Mbpp/601" and problem.entry_point == "twice"  # inside int(...)
     assert problem.public_tests == MBPP["test_list"][:1] and problem.tests == MBPP["test_list"]
     assert MBPP["test_list"][0] in problem.prompt and "`twice`" in problem.prompt
@@ -159,12 +160,13 @@ def test_mbpp_plus_and_challenge_tests_count_and_stay_hidden(tmp_path):
     row = MBPP | {"test": PLUS, "prompt": "Write twice.", "test_imports": ["import math"]}
     row["challenge_test_list"] = ["assert math.isclose(twice(50), 100)"]
     del row["text"]  # the full set says text, the sanitized one prompt
-    [problem] = load(tmp_path, row, execute=naive)  # of MBPP+ all rows are asked for
+    [problem] = load(tmp_path, row, execute=run_many)  # of MBPP+ all rows are asked for
     assert len(problem.tests) == 4 and problem.public_tests == MBPP["test_list"][:1]
     assert problem.context == "import math" and "Write twice." in problem.prompt
     assert "inputs" not in problem.prompt and "50" not in problem.prompt
     wrong = "def twice(x):\n    return 2 * x if x != 7 else 0"
-    assert naive([(problem, wrong)])[0].tests == [True] * 3 + [False]
+    [result] = run_many([(problem, wrong)])
+    assert result.tests[:3] == [True] * 3 and result.reward < 1
 
 
 def test_mbpp_setup_code_runs_behind_the_answer_whose_class_it_uses(tmp_path):
@@ -174,7 +176,7 @@ def test_mbpp_setup_code_runs_behind_the_answer_whose_class_it_uses(tmp_path):
         "test_setup_code": "root = Node(3) \r\nother = Node(4)",
         "test_list": ["assert test_value(root) == 3", "assert test_value(other) == 4"],
     }
-    [problem] = load(tmp_path, row, split="train", execute=naive)  # the reference passes
+    [problem] = load(tmp_path, row, split="train", execute=run_many)  # the reference passes
     assert problem.tests[1].endswith("other = Node(4)\nassert test_value(other) == 4")
     assert problem.entry_point == "test_value" and problem.context == ""
     assert "Node(3)" in problem.prompt and "`Node`" in problem.prompt
@@ -182,10 +184,10 @@ def test_mbpp_setup_code_runs_behind_the_answer_whose_class_it_uses(tmp_path):
 
 def test_mbpp_splits_go_by_id(tmp_path):
     edges = (1, 10, 11, 510, 511, 600, 601, 974)
-    path = write(tmp_path, *[MBPP | {"task_id": n} for n in edges])
+    rows = [MBPP | {"task_id": n} for n in edges]
 
     def ids(split: str | None) -> list[int]:
-        return [int(p.id.split("/")[1]) for p in load_problems(path, split=split)]
+        return [int(p.id.split("/")[1]) for p in load(tmp_path, *rows, split=split)]
 
     assert ids("prompt") == [1, 10] and ids("validation") == [511, 600]
     assert ids("train") == [601, 974] and ids("all") == list(edges)
@@ -205,9 +207,7 @@ def test_livecodebench_stdin(tmp_path):
     names = {}
     exec(problem.context, names)
     assert {"List", "deque", "heapq", "sqrt", "Counter", "lru_cache", "bisect"} <= names.keys()
-    assert (
-        names["pow"](2, 10, 1000) == 24
-    )  # the builtin one, which the block puts back after math's
+    assert names["pow"](2, 10, 1000) == 24  # the builtin one, put back after math's
 
 
 @pytest.mark.parametrize("metadata", ['{"func_name": "join"}', {"func_name": "join"}])
@@ -253,17 +253,15 @@ def test_a_pickle_that_names_code_runs_nothing_and_leaves_its_problem_out(tmp_pa
     assert not canary.exists() and dropped[0][0] == "row 1 (evil)"
 
 
-def test_undecodable_or_empty_tests_leave_the_problem_out(tmp_path, monkeypatch):  # D27
-    monkeypatch.setattr(benchmarks, "MAX_BYTES", 1000)
+def test_undecodable_or_empty_tests_leave_the_problem_out(tmp_path):  # D27
     reasons = {
-        "": "cut short",
+        "": "incomplete",
         "[]": "0 private tests",
         "not base64!": "base64",
         base64.b64encode(b"not zlib").decode(): "decompressing",
-        packed(["a", "list"]): "expected one text",
+        packed(["a", "list"]): "not list",
         packed("[{]"): "property name",
-        packed(json.dumps(STDIN))[:60]: "cut short",
-        packed("[]" + " " * 5000): "larger than",  # a bomb is bounded
+        packed(json.dumps(STDIN))[:60]: "incomplete",
         json.dumps([STDIN[0] | {"testtype": "functional"}]): "types",
         json.dumps([{"input": "1"}]): "field 'testtype'",
         "[" * 100_000: "recursion",
@@ -288,7 +286,7 @@ def test_date_window_includes_its_ends_and_reads_datetimes(monkeypatch):
 
 
 def test_kodcode_has_no_public_tests_and_says_so(tmp_path, capsys):
-    [problem] = load(tmp_path, KODCODE, execute=naive)
+    [problem] = load(tmp_path, KODCODE, execute=run_many)
     assert (problem.public_tests, problem.entry_point) == ([], "add")
     assert problem.difficulty == "easy" and "1 without public tests" in capsys.readouterr().err
     assert "def add(a, b):" in problem.prompt
@@ -301,7 +299,7 @@ def test_kodcode_test_column_and_classes(tmp_path):
     solution += "def unused():\n    pass\ndef fill(s):\n    s.items.append(1)"
     row = {"question_id": "C", "style": "complete", "question": "def fill(s):\n    'Fill it.'"}
     row |= {"solution": solution, "test_code": test, "test_info": None}
-    [problem] = load(tmp_path, row, execute=naive)
+    [problem] = load(tmp_path, row, execute=run_many)
     assert problem.tests == [test] and "`Stack`, `fill`" in problem.prompt
     assert "unused" not in problem.prompt and "```python\ndef fill(s):" in problem.prompt
 
@@ -351,7 +349,7 @@ def test_a_named_set_and_a_file_of_its_rows_give_the_same(
         where = "hf://datasets/livecodebench/code_generation_lite/test6.jsonl"
         assert seen["data_files"] == [where] and "v6 is test6.jsonl" in capsys.readouterr().err
     split = how.get("split") if name.startswith("mbpp") else None
-    assert from_hub == load_problems(write(tmp_path, row), split=split)
+    assert from_hub == load(tmp_path, row, split=split)
 
 
 def test_the_hub_out_of_reach_and_wrong_names_get_one_sentence(monkeypatch):
@@ -362,6 +360,7 @@ def test_the_hub_out_of_reach_and_wrong_names_get_one_sentence(monkeypatch):
     for how, sentence in (
         ({"source": "humaneval"}, r"cannot load humaneval from openai.*local JSON file"),
         ({"source": "mbpp", "split": "dev"}, "no split 'dev'"),
+        ({"source": "humaneval", "split": "train"}, "no split 'train'"),
         ({"source": "mbpp", "version": "v6"}, "version v6"),
         ({"source": "livecodebench", "version": "v9"}, "unknown LiveCodeBench version 'v9'"),
         ({"source": "livecodebench", "start_date": "January"}, "'January' is no date"),
@@ -375,8 +374,6 @@ DATA = Path(__file__).parents[2] / "shared" / "data"
 if DATA.is_dir():  # the sets themselves belong in no repository
 
     def test_the_real_sets_load_and_their_references_score():
-        from executor import run_many
-
         def count(file: str, **how) -> int:
             return len(load_problems(DATA / file, **how))
 
