@@ -53,13 +53,15 @@ def find(
     if version and name != "livecodebench":
         raise ValueError(f"version {version} is for livecodebench on the hub, not for {name}")
     for day in filter(None, (start_date, end_date)):
+        if form != "livecodebench":
+            raise ValueError(f"{name} has no dates: {day} is for livecodebench")
         if not re.fullmatch(r"\d{4}-\d\d-\d\d", day):
             raise ValueError(f"{day!r} is no date: expected one like 2025-01-31")
     if name in HUB:
         rows = hub_rows(name, split, version)
 
     def make(row: dict) -> Problem | None:
-        day = "" if start_date is end_date is None else str(row["contest_date"])[:10]
+        day = str(row.get("contest_date") or "")[:10]  # a datetime, too, begins with its date
         is_wanted = (start_date or "") <= day <= (end_date or "9999")
         if form == "mbpp":
             default = "all" if row.get("test") else "test"  # only MBPP+ has this field

@@ -92,13 +92,13 @@ def load_problems(
     left_out = [(row, " ".join(reason.split())[:300]) for row, reason in left_out]
     if dropped is not None:
         dropped += left_out
-    title = f"{source}: {len(found)} problems; of {len(rows)} rows {len(left_out)} left out"
-    lines = [f"left out: {row}: {reason}" for row, reason in left_out]
-    oracle = sum(not problem.public_tests for problem in found.values())
-    lines.append(f"{oracle} without public tests: feedback on them tells of all tests (oracle)")
-    print(title, *lines, sep="\n  ", file=sys.stderr)
+    lines = [f"{source}: {len(found)} problems; of {len(rows)} rows {len(left_out)} left out"]
+    lines += [f"left out: {row}: {reason}" for row, reason in left_out]
+    print(*lines, sep="\n  ", file=sys.stderr)
     if not found:
-        raise ValueError(f"no problem is left; {title}; {lines[0]}")
+        raise ValueError("; ".join(["no problem is left", *lines[:2]]))
+    oracle = sum(not problem.public_tests for problem in found.values())
+    print(f"  {oracle} without public tests: feedback tells of all tests (oracle)", file=sys.stderr)
     return distinct(list(found.values()))
 
 

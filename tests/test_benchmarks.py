@@ -43,15 +43,11 @@ MBPP = {
     "code": "def helper(x):\r\n    return 2 * x\r\ndef twice(x):\r\n    return helper(x)",
     "test_list": ["assert int(twice(2)) == 4", "assert twice(-3) == -6"],
 }
-PLUS = """import math
+PLUS = """def assertion(out, exp):
+    assert out == exp
 
-def assertion(out, exp, atol):
-    assert out == exp or math.isclose(out, exp)
-
-inputs = [[7], [0.1]]
-results = [14, 0.2]
-for i, (inp, exp) in enumerate(zip(inputs, results)):
-    assertion(twice(*inp), exp, 0)
+for inp, exp in [([7], 14), ([0.1], 0.2)]:
+    assertion(twice(*inp), exp)
 """
 STDIN = [{"input": f"{n}\n", "output": f"{n + 1}\n", "testtype": "stdin"} for n in (1, 41, 70001)]
 LIVE = {
@@ -82,9 +78,6 @@ def load(folder: Path, *rows: dict, **how) -> list:
     return load_problems(path, cache=None, **how)
 
 
-# HumanEval
-
-
 def test_humaneval_has_context_and_only_examples_that_the_reference_passes(tmp_path, capsys):
     [unchecked] = load(tmp_path, HUMANEVAL)
     [problem] = load(tmp_path, HUMANEVAL, execute=run_many)
@@ -105,9 +98,7 @@ def test_humaneval_has_context_and_only_examples_that_the_reference_passes(tmp_p
         (">>> f(0)\n\n    >>> f(1)\n    2", ["f(0) == None", "f(1) == 2"]),
         (">>> f(1) == 2\n", ["f(1) == 2"]),
         (">>> round(f(1), 2) # why\n    0.5\n", ["round(f(1), 2) == 0.5"]),
-        (">>> f(1)\n    [1,\n     2]\n", ["f(1) == [1, 2]"]),
         ("f(1) => 2, f(2) ==> 3\n f(3) = 4", ["f(1) == 2", "f(2) == 3", "f(3) == 4"]),
-        ("f([1, 2], 'a)') -> (1, 2)", ["f([1, 2], 'a)') == (1, 2)"]),
         ("f('Hi') returns 'Hi'. f(2) should return 3.", ["f('Hi') == 'Hi'", "f(2) == 3"]),
         ("f(\"a.txt\") # => 'Yes' (it is valid)", ["f('a.txt') == 'Yes'"]),
         ("f([\n      [1],\n    ], 1) == [(0, 0)]", ["f([[1]], 1) == [(0, 0)]"]),
@@ -144,9 +135,6 @@ def test_any_constant_survives_any_notation(arguments, result, sign):
     assert ast.literal_eval(comparison.comparators[0]) == result
 
 
-# MBPP
-
-
 def test_mbpp_first_test_is_public_and_the_others_are_in_no_prompt(tmp_path):  # D44
     [problem] = load(tmp_path, MBPP, split="train", execute=run_many)
     assert problem.id == "Mbpp/601" and problem.entry_point == "twice"  # inside int(...)
@@ -163,7 +151,7 @@ def test_mbpp_plus_and_challenge_tests_count_and_stay_hidden(tmp_path):
     [problem] = load(tmp_path, row, execute=run_many)  # of MBPP+ all rows are asked for
     assert len(problem.tests) == 4 and problem.public_tests == MBPP["test_list"][:1]
     assert problem.context == "import math" and "Write twice." in problem.prompt
-    assert "inputs" not in problem.prompt and "50" not in problem.prompt
+    assert "assertion" not in problem.prompt and "50" not in problem.prompt
     wrong = "def twice(x):\n    return 2 * x if x != 7 else 0"
     [result] = run_many([(problem, wrong)])
     assert result.tests[:3] == [True] * 3 and result.reward < 1
@@ -194,9 +182,6 @@ def test_mbpp_splits_go_by_id(tmp_path):
     assert ids("test") == ids(None) == [11, 510]
 
 
-# LiveCodeBench
-
-
 def test_livecodebench_stdin(tmp_path):
     [problem] = load(tmp_path, LIVE)
     assert (problem.kind, problem.entry_point, problem.difficulty) == ("stdin", "", "easy")
@@ -210,14 +195,14 @@ def test_livecodebench_stdin(tmp_path):
     assert names["pow"](2, 10, 1000) == 24  # the builtin one, put back after math's
 
 
-@pytest.mark.parametrize("metadata", ['{"func_name": "join"}', {"func_name": "join"}])
-def test_livecodebench_functional_arguments_are_json_lines(tmp_path, metadata):
+def test_livecodebench_functional_arguments_are_json_lines(tmp_path):
     case = {"input": '["a\\nb", "c"]\n3\n{"k": null}', "output": "[1.5, true]"}
     cases = [case | {"testtype": "functional"}]
-    row = LIVE | {"starter_code": "class Solution:\n    def join(self, a):", "metadata": metadata}
+    row = LIVE | {"starter_code": "class Solution:", "metadata": '{"func_name": "join"}'}
     row["public_test_cases"] = json.dumps(cases)
     row["private_test_cases"] = packed(json.dumps(cases * 2))
     [problem] = load(tmp_path, row)
+    assert [problem] == load(tmp_path, row | {"metadata": {"func_name": "join"}})
     assert (problem.kind, problem.entry_point, len(problem.tests)) == ("functional", "join", 3)
     assert problem.tests[2] == [[["a\nb", "c"], 3, {"k": None}], [1.5, True]]
     assert "class Solution:" in problem.prompt
@@ -282,15 +267,11 @@ def test_date_window_includes_its_ends_and_reads_datetimes(monkeypatch):
     assert [p.id for p in load_problems("livecodebench", start_date="2025-02-01")] == ["3"]
 
 
-# KodCode
-
-
 def test_kodcode_has_no_public_tests_and_says_so(tmp_path, capsys):
     [problem] = load(tmp_path, KODCODE, execute=run_many)
-    assert (problem.public_tests, problem.entry_point) == ([], "add")
-    assert problem.difficulty == "easy" and "1 without public tests" in capsys.readouterr().err
-    assert "def add(a, b):" in problem.prompt
-    assert "42" not in problem.prompt and "test_add" not in problem.prompt
+    assert (problem.public_tests, problem.entry_point, problem.difficulty) == ([], "add", "easy")
+    assert "1 without public tests" in capsys.readouterr().err
+    assert "def add(a, b):" in problem.prompt and "42" not in problem.prompt
 
 
 def test_kodcode_test_column_and_classes(tmp_path):
@@ -304,18 +285,15 @@ def test_kodcode_test_column_and_classes(tmp_path):
     assert "unused" not in problem.prompt and "```python\ndef fill(s):" in problem.prompt
 
 
-# All of them
+UNREAD = [
+    (HUMANEVAL, "task_id", "entry_point"),
+    (MBPP, "task_id", "code"),
+    (LIVE, "question_id", "private_test_cases"),
+    (KODCODE, "question_id", "question"),
+]
 
 
-@pytest.mark.parametrize(
-    ("row", "key", "field"),
-    [
-        (HUMANEVAL, "task_id", "entry_point"),
-        (MBPP, "task_id", "code"),
-        (LIVE, "question_id", "private_test_cases"),
-        (KODCODE, "question_id", "question"),
-    ],
-)
+@pytest.mark.parametrize(("row", "key", "field"), UNREAD)
 def test_a_field_that_nobody_reads_and_a_missing_one_are_named(tmp_path, row, key, field):
     rows = [row, row | {"plus_input": [[1]], key: "602"}, row | {"plus_input": [], key: "603"}]
     rows.append({name: value for name, value in row.items() if name != field} | {key: "604"})
@@ -331,10 +309,8 @@ def test_a_field_that_nobody_reads_and_a_missing_one_are_named(tmp_path, row, ke
     [
         ("humaneval", {}, HUMANEVAL, {"path": "openai/openai_humaneval", "split": "test"}),
         ("mbpp", {"split": "train"}, MBPP, {"name": "full"}),
-        ("mbpp-sanitized", {"split": "train"}, MBPP, {"name": "sanitized"}),
         ("mbpp-plus", {}, MBPP | {"test": PLUS}, {"path": "evalplus/mbppplus", "split": "test"}),
         ("kodcode", {"split": "use_with_caution"}, KODCODE, {"split": "use_with_caution"}),
-        ("kodcode-light", {}, KODCODE, {"path": "KodCode/KodCode-Light-RL-10K", "split": "train"}),
         ("livecodebench", {"version": "v6"}, LIVE, {"path": "json", "split": "train"}),
     ],
 )

@@ -159,7 +159,7 @@ def test_a_bad_request_gets_one_sentence(tmp_path):
         (rows, {"limit": 0}, "limit is 0"),
         (rows, {"split": "train"}, "no split 'train'"),
         (rows, {"version": "v6"}, "version v6 is for livecodebench"),
-        (rows, {"start_date": "2025-01-01"}, "'contest_date' is missing"),
+        (rows, {"start_date": "2025-01-01"}, "has no dates: 2025-01-01"),
         (missing, {}, "nowhere.jsonl is neither a file"),
         (foreign, {}, "of 1 rows .*row 1: unknown field a"),
         (write(tmp_path, name="empty.jsonl"), {}, "of 0 rows"),
