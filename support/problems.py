@@ -220,11 +220,13 @@ def remembering(execute: Callable, file: Path) -> Callable:
         texts = [json.dumps([asdict(problem), code, sys.version]) for problem, code in jobs]
         keys = [hashlib.sha256(text.encode()).hexdigest() for text in texts]
         new = {key: job for key, job in zip(keys, jobs, strict=True) if key not in known}
-        known |= zip(new, map(asdict, execute(list(new.values()))), strict=True)
-        # "unscorable" is not kept: a package that is installed later may change it.
-        kept = {key: result for key, result in known.items() if result["status"] != "unscorable"}
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(kept))
+        if new:
+            results = execute(list(new.values()))
+            known |= {key: asdict(result) for key, result in zip(new, results, strict=True)}
+            # "unscorable" is not kept: a package that is installed later may change it.
+            kept = {key: known[key] for key in known if known[key]["status"] != "unscorable"}
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(json.dumps(kept))
         return [SimpleNamespace(**known[key]) for key in keys]
 
     return run
