@@ -2,8 +2,8 @@
 
 In:  the name of a set on the Hugging Face hub, or rows of a local file in the same format.
 Out: a Problem for each row, or an error that says why this row cannot be one.
-Needs: benchmarks.json (hub ids, splits, fields); `datasets` for the hub and .parquet files.
-Run: python -m support.problems humaneval --no-run
+Needs: benchmarks.json (hub ids, splits, fields); `datasets` for the hub.
+Run: python -m support.problems humaneval
 """
 
 import ast
@@ -11,9 +11,9 @@ import base64
 import builtins
 import contextlib
 import doctest
-import itertools
+import io
 import json
-import pickletools
+import pickle
 import re
 import sys
 import textwrap
@@ -22,85 +22,99 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from support.problems import MAX_BYTES, Problem
+from support.problems import Problem, own, read_rows
 
 SETS = json.loads(Path(__file__).with_suffix(".json").read_text())
 HUB = SETS["hub"]  # name: [format, hub id, configuration, split]
 MBPP_IDS = SETS["mbpp_ids"]  # split: [first task_id, last task_id]
 
 
-def recognise(name: str, rows: list | None) -> str:
-    """The format of a named set, or of a file by its fields; "own" for any other."""
-    if rows is None:
-        return HUB[name][0]
+def find(
+    name: str,
+    split: str | None = None,
+    version: str | None = None,
+    start_date: str | None = None,
+    end_date: str | None = None,
+) -> tuple[Any, str, Callable[[dict], Problem | None]]:
+    """The rows of a set, their format, and what makes a row a Problem (None: not asked for).
+
+    split: MBPP: test (default), train, validation, prompt, all. KodCode: train, use_with_caution.
+    version, start_date and end_date (2025-01-31): LiveCodeBench.
+    Raises ValueError or FileNotFoundError for a wrong request, before the hub is asked.
+    """
+    if name in HUB:
+        form = HUB[name][0]
+    else:
+        rows = read_rows(Path(name))
+        form = recognise(rows)
+    splits = {"mbpp": list(MBPP_IDS), "kodcode": ["train", "use_with_caution"]}.get(form, [])
+    if split and split not in splits:
+        raise ValueError(f"{name} has no split {split!r}: expected {' or '.join(splits) or 'none'}")
+    if version and name != "livecodebench":
+        raise ValueError(f"version {version} is for livecodebench on the hub, not for {name}")
+    for day in filter(None, (start_date, end_date)):
+        if form != "livecodebench":
+            raise ValueError(f"{name} has no dates: {day} is for livecodebench")
+        if not re.fullmatch(r"\d{4}-\d\d-\d\d", day):
+            raise ValueError(f"{day!r} is no date: expected one like 2025-01-31")
+    if name in HUB:
+        rows = hub_rows(name, split, version)
+
+    def make(row: dict) -> Problem | None:
+        day = str(row.get("contest_date") or "")[:10]  # a datetime, too, begins with its date
+        is_wanted = (start_date or "") <= day <= (end_date or "9999")
+        if form == "mbpp":
+            default = "all" if row.get("test") else "test"  # only MBPP+ has this field
+            first, last = MBPP_IDS[split or default]
+            is_wanted = is_wanted and first <= int(row["task_id"]) <= last
+        return convert(form, row) if is_wanted else None
+
+    return rows, form, make
+
+
+def recognise(rows: list) -> str:
+    """The format of a file, by the fields of its first row; "own" for your own problems."""
     row = next((row for row in rows if isinstance(row, dict)), {})
-    for form, signs in SETS["signs"].items():
-        if row.keys() >= set(signs) and "tests" not in row:
+    for sign, form in SETS["signs"].items():
+        if sign in row and "tests" not in row:
             return form
     return "own"
 
 
-def hub_rows(name: str, split: str | None = None, version: str | None = None) -> Any:
-    """The rows of a named set, or of a .parquet file. ValueError, in one sentence, if it fails."""
-    import datasets  # here, because it is slow to import and JSON files do without it
+def hub_rows(name: str, split: str | None, version: str | None) -> Any:
+    """The rows of a set on the hub. ValueError, in one sentence, if that fails."""
+    import datasets  # here, because it is slow to import and files do without it
 
-    form, where, configuration, default = HUB.get(name, ["parquet", "parquet", None, "train"])
-    request = {"path": where, "name": configuration, "split": default}
-    if form == "parquet":
-        request["data_files"] = name
-    if form == "kodcode":
-        request["split"] = split or default
-    if form == "livecodebench":  # datasets 5 refuses the set's own loading script
+    form, address, configuration, default = HUB[name]
+    request = {"path": address, "name": configuration, "split": default}
+    if form == "kodcode" and split:
+        request["split"] = split
+    if form == "livecodebench":  # datasets 5 refuses the loading script of this set
         version = version or "release_v6"
-        files = SETS["livecodebench_files"].get(version, [])
-        if not files:
+        files = SETS["livecodebench_files"].get(version)
+        if files is None:
             known = ", ".join(SETS["livecodebench_files"])
             raise ValueError(f"unknown LiveCodeBench version {version!r}: expected one of {known}")
         print(f"livecodebench {version} is {', '.join(files)}", file=sys.stderr)
-        addresses = [f"hf://datasets/{where}/{file}" for file in files]
+        addresses = [f"hf://datasets/{address}/{file}" for file in files]
         request = {"path": "json", "data_files": addresses, "split": default}
     try:
         return datasets.load_dataset(**request)
     except Exception as error:
         why = f"{type(error).__name__}: {error}".partition("\n")[0][:200]
         advice = "a local JSON file of the same format will do"
-        raise ValueError(f"cannot load {name} from {where} ({why}); {advice}") from error
-
-
-def selection(
-    name: str, form: str, split: str | None, difficulty: str | None, dates: tuple
-) -> Callable[[dict], bool]:
-    """A function that says of a row whether it was asked for. ValueError for a wrong request."""
-    if form.startswith("mbpp"):
-        split = split or ("test" if form == "mbpp" else "all")
-        if split not in MBPP_IDS:
-            raise ValueError(f"{name} has no split {split!r}: expected {' or '.join(MBPP_IDS)}")
-    elif split and name not in HUB:
-        raise ValueError(f"{name} has no split {split!r}: it is not divided")
-    for day in filter(None, dates):
-        if not re.fullmatch(r"\d{4}-\d\d-\d\d", day):
-            raise ValueError(f"{day!r} is no date: expected one like 2025-01-31")
-    first, last = dates[0] or "", dates[1] or "9999"
-    levels = [level.strip() for level in (difficulty or "").split(",")]
-
-    def wanted(row: dict) -> bool:
-        if difficulty and str(row.get("gpt_difficulty", row.get("difficulty"))) not in levels:
-            return False
-        if any(dates) and not first <= str(row["contest_date"])[:10] <= last:
-            return False  # the text of a datetime begins with its date
-        ids = MBPP_IDS[split] if form.startswith("mbpp") else None
-        return ids is None or ids[0] <= int(row["task_id"]) <= ids[1]
-
-    return wanted
+        raise ValueError(f"cannot load {name} from {address} ({why}); {advice}") from error
 
 
 def convert(form: str, row: dict) -> Problem:
-    """A row of a benchmark as a Problem. A field that nobody reads is refused, not ignored."""
+    """A row as a Problem. A field that nobody reads is refused, not ignored."""
+    if form == "own":
+        return own(row)
     unread = [name for name in row if row[name] and not re.fullmatch(SETS["fields"][form], name)]
     if unread:
         raise ValueError(f"unknown field {', '.join(unread)}")
-    makers = {"humaneval": _humaneval, "livecodebench": _livecodebench, "kodcode": _kodcode}
-    return makers.get(form, _mbpp)(row)
+    makers = {"humaneval": _humaneval, "mbpp": _mbpp, "livecodebench": _livecodebench}
+    return makers.get(form, _kodcode)(row)
 
 
 def _humaneval(row: dict) -> Problem:
@@ -119,16 +133,17 @@ def _humaneval(row: dict) -> Problem:
 def _mbpp(row: dict) -> Problem:
     """MBPP: the first assert is public. MBPP+: its long `test` counts as one more hidden test."""
     code = row["code"].replace("\r\n", "\n")
-    asserts = [*row["test_list"], *(row.get("challenge_test_list") or [])]
+    asserts = row["test_list"] + (row.get("challenge_test_list") or [])
     if row.get("test"):  # a helper holds its asserts: only a function shows that it is a test
         asserts.append("def test_plus():\n" + textwrap.indent(row["test"], "    "))
     # Set-up code makes objects of the answer's own class, so it stands in front of each test.
     setup = (row.get("test_setup_code") or "").replace("\r\n", "\n")
     tests = [f"{setup}\n{test}".strip() for test in asserts]
     needed = _needed(code, "\n".join(tests))
-    called = [node.func for node in ast.walk(ast.parse(asserts[0])) if isinstance(node, ast.Call)]
-    names = [node.id for node in called if isinstance(node, ast.Name) and node.id in needed]
-    if not names:  # the wrapper of set(f(x)) is not needed
+    calls = [node for node in ast.walk(ast.parse(asserts[0])) if isinstance(node, ast.Call)]
+    called = [ast.unparse(call.func) for call in calls]
+    names = [name for name in called if name in needed]  # twice of int(twice(2)), not int
+    if not names:
         raise ValueError("the first test calls nothing that the reference defines")
     message = _message(row.get("text") or row["prompt"], needed, _block("It must pass", tests[0]))
     key, context = f"Mbpp/{row['task_id']}", "\n".join(row.get("test_imports") or [])
@@ -136,32 +151,32 @@ def _mbpp(row: dict) -> Problem:
 
 
 def _livecodebench(row: dict) -> Problem:
-    """A case is [input, output]; for a function [arguments, value], which stand as JSON lines."""
+    """A case is [input, output], or [arguments, value], where each line of the input is JSON."""
     public, private = json.loads(row["public_test_cases"]), private_tests(row["private_test_cases"])
     kinds = {case["testtype"] for case in public + private}
-    if not private or kinds not in ({"stdin"}, {"functional"}):
+    if not private or len(kinds) != 1:
         raise ValueError(f"{len(private)} private tests, types {sorted(kinds)}: expected one type")
-    kind, names = kinds.pop(), []
-    cases = [[case["input"], case["output"]] for case in public + private]
+    tests = [[case["input"], case["output"]] for case in public + private]
     hints = ["It reads standard input and prints the answer to standard output."]
-    for given, want in cases[: len(public)]:
-        hints += [_block("Input", given, ""), _block("Output", want, "")]
+    for given, expected in tests[: len(public)]:
+        hints += [_block("Input", given, ""), _block("Output", expected, "")]
+    name, kind = "", kinds.pop()
     if kind == "functional":
         metadata = row["metadata"]
-        names = [(metadata if isinstance(metadata, dict) else json.loads(metadata))["func_name"]]
-        for case in cases:
-            lines = filter(str.strip, case[0].split("\n"))
-            case[:] = [[json.loads(line) for line in lines], json.loads(case[1])]
-        shown = [f"{names[0]}({repr(x)[1:-1]}) == {y!r}" for x, y in cases[: len(public)]]
-        hints = [_block("Start from this", row["starter_code"])]
-        hints.append(_block("It must pass", "\n".join(shown)))
+        name = (json.loads(metadata) if isinstance(metadata, str) else metadata)["func_name"]
+        hints, shown = [_block("Start from this", row["starter_code"])], []
+        for test in tests:
+            lines = [line for line in test[0].split("\n") if line.strip()]
+            test[:] = [json.loads(line) for line in lines], json.loads(test[1])
+            arguments = ", ".join(map(repr, test[0]))
+            shown.append(f"{name}({arguments}) == {test[1]!r}")
+        hints.append(_block("It must pass", "\n".join(shown[: len(public)])))
     # LiveCodeBench's harness puts these imports first: its starter code uses List unimported.
-    imports = [f"from {name} import *\nimport {name}" for name in SETS["livecodebench_modules"]]
-    message = _message(row["question_content"], names, *hints)
-    head = str(row["question_id"]), message, cases, cases[: len(public)], "".join(names), kind
-    return Problem(
-        *head, row.get("difficulty"), context="\n".join([*imports, "sys.setrecursionlimit(50000)"])
-    )
+    imports = [f"from {module} import *\nimport {module}" for module in SETS["modules"]]
+    context = "\n".join([*imports, "sys.setrecursionlimit(50000)"])
+    key, level = str(row["question_id"]), row.get("difficulty")
+    message = _message(row["question_content"], [name] if name else [], *hints)
+    return Problem(key, message, tests, tests[: len(public)], name, kind, level, context=context)
 
 
 def _kodcode(row: dict) -> Problem:
@@ -196,38 +211,51 @@ def docstring_examples(prompt: str, entry_point: str) -> list[str]:
         examples = doctest.DocTestParser().get_examples(text)
         found = [(example.source, _constant(example.want or "None")) for example in examples]
     start = rf"(?<![\w.]){re.escape(entry_point)}\("
+    call = rf"{start}(?:(?!{start})[^\0])*?\)"  # from the name to a bracket that a sign follows
     sign = r"[ \t]*(?:# *)?(?:==>|=>|->|\u279e|==|=|should return|returns?) *"
-    for call, line in re.findall(rf"({start}(?:(?!{start})[^\0])*?\)){sign}(?=(.*))", text):
-        line = line.rstrip(" .,;")
-        ends = range(len(line), 0, -1)  # the longest constant that nothing goes on from
-        free = [end for end in ends if not re.match(r"\.?\w|[\"']| *[-+*/=]", line[end:])]
-        values = [_constant(line[:end]) for end in free if line[end - 1] not in ".,"]
-        found.append((call, next(filter(None, values), "")))
-    asserts, allowed = [], {entry_point, *dir(builtins)}
+    for source, rest in re.findall(f"({call}){sign}(?=(.*))", text):
+        found.append((source, _first_constant(rest)))
+
+    asserts = []
     for source, result in found:
-        call = _expression(source)
-        names = {node.id for node in ast.walk(call or ast.Pass()) if isinstance(node, ast.Name)}
-        if isinstance(call, ast.Call) and result and {entry_point} <= names <= allowed:
-            asserts.append(f"assert {ast.unparse(call)} == {result}")
+        with contextlib.suppress(SyntaxError, ValueError):
+            tree = ast.parse(source.strip(), mode="eval").body
+            names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+            is_closed = names - set(dir(builtins)) == {entry_point}
+            if isinstance(tree, ast.Call) and is_closed and result:
+                asserts.append(f"assert {ast.unparse(tree)} == {result}")
     return list(dict.fromkeys(asserts))
+
+
+def _first_constant(line: str) -> str:
+    """The longest constant that a line begins with and that no formula goes on from, or ""."""
+    for end in range(len(line), 0, -1):
+        goes_on = re.match(r"\.?\w|[\"']| *[-+*/=]", line[end:])
+        if not goes_on and line[end - 1] not in ".," and _constant(line[:end]):
+            return _constant(line[:end])
+    return ""
+
+
+def _constant(text: str) -> str:
+    """A constant as Python shows it, or "" for any other text."""
+    try:
+        return repr(ast.literal_eval(text.strip()))
+    except (SyntaxError, ValueError, TypeError):
+        return ""
+
+
+class _Text(pickle.Unpickler):
+    """Loading a pickle can run code that it names. This one knows no names."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        raise ValueError(f"the private tests are a pickle that names {module}.{name}")
 
 
 def private_tests(text: str) -> list[dict]:
     """LiveCodeBench's private tests, which are JSON or base64(zlib(pickle(JSON))) [theirs]."""
     if not text.lstrip().startswith("["):
-        inflate = zlib.decompressobj()
-        data = inflate.decompress(base64.b64decode(text, validate=True), MAX_BYTES)
-        if not inflate.eof:
-            raise ValueError(f"the private tests are cut short or larger than {MAX_BYTES} bytes")
-        # Loading a pickle can run code. This one is only read: it must hold one text.
-        first = itertools.islice(pickletools.genops(data), 9)
-        steps = [(step.name, value) for step, value, _ in first]
-        texts = [value for name, value in steps if "UNICODE" in name]
-        harmless = r"PROTO|FRAME|STOP|MEMOIZE|\w*PUT|\w*UNICODE8?"
-        others = [name for name, _ in steps if not re.fullmatch(harmless, name)]
-        if others or len(texts) != 1:
-            raise ValueError(f"the private tests are a pickle of {others}, expected one text")
-        text = texts[0]
+        data = zlib.decompress(base64.b64decode(text, validate=True))
+        text = _Text(io.BytesIO(data)).load()
     return json.loads(text)
 
 
@@ -243,21 +271,6 @@ def _message(statement: str, names: list[str], *hints: str) -> str:
 def _block(title: str, text: str, tag: str = "python") -> str:
     text = text.strip("\n")
     return f"{title}:\n\n```{tag}\n{text}\n```" if text or not tag else ""
-
-
-def _expression(text: str) -> ast.expr | None:
-    try:
-        return ast.parse(text.strip(), mode="eval").body
-    except (SyntaxError, ValueError):
-        return None
-
-
-def _constant(text: str) -> str:
-    """A constant as Python shows it, or "" for any other text."""
-    try:
-        return repr(ast.literal_eval(text.strip()))
-    except (SyntaxError, ValueError, TypeError):
-        return ""
 
 
 def _function(prompt: str, name: str) -> ast.FunctionDef:
