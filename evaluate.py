@@ -3,9 +3,8 @@
     python evaluate.py --model runs/x --benchmark doctest --control
 
 A chain is one problem's attempts; each one after the first is told what failed in those before it.
-It ends when the public tests pass. All tests give the verdict. Without public tests, or with
---oracle, all tests give the feedback, too. Iter-k is the share of problems that are solved within
-k attempts (paper).
+It ends when the public tests pass. All tests give the verdict; with --oracle, or where no test is
+public, they give the feedback, too. Iter-k (paper): the share of problems solved in k attempts.
 In: a model, and problems. Out: samples.jsonl (a row per attempt), result.json, and a table.
 Needs torch, transformers, numpy, tree.py, executor.py and support/.
 """
@@ -47,22 +46,14 @@ FROM_NODE += ("truncated", "unexpanded", "feedback")
 
 
 def iterate(problems: list, sample: Callable, execute: Callable, iterations: int) -> list[list]:
-    """One chain (list of Nodes) per problem, at most `iterations` long: a tree with groups of one.
-
-    Where the prompt was too long, the chain is the root alone, of turn 0.
-    """
+    """One chain (list of Nodes) per problem, `iterations` at most: a tree with groups of one."""
     ended = attrgetter("public_passed")  # a user could see no other tests
     trees = build_trees(problems, sample, execute, iterations, group_size=1, stop=ended)
-    return [list(walk(tree)) or [tree] for tree in trees]
+    return [list(walk(tree)) or [tree] for tree in trees]  # the root alone: no room for the prompt
 
 
 def attempts(
-    problems: list,
-    sample: Callable,
-    execute: Callable,
-    iterations: int,
-    samples: int = 1,
-    control: Callable | None = None,
+    problems: list, sample: Callable, execute: Callable, iterations: int, samples=1, control=None
 ) -> Rows:
     """Rows of `samples` independent chains per problem, each node of a chain a row.
 
@@ -125,10 +116,7 @@ def bootstrap(values: list[float], draws: int = 2000, seed: int = 0) -> tuple[fl
 
 
 def score(values: list[float]) -> dict[str, float]:
-    """The mean over problems and its 95% interval.
-
-    It is Wilson's where each value is 0 or 1 (a bootstrap has no width where all problems agree).
-    """
+    """Mean over problems and its 95% interval: Wilson's if each is 0 or 1, else a bootstrap."""
     if set(values) <= {0.0, 1.0}:
         low, high = wilson(round(sum(values)), len(values))
     else:
@@ -167,10 +155,7 @@ def summarise(problems: list[Problem], rows: Rows, iterations: int) -> dict[str,
 
 
 def outcomes(problems: list[Problem], rows: Rows) -> dict[str, dict[str, Any]]:
-    """What became of each problem: "chain" and "control" list the turns that solved its samples.
-
-    None: not solved. In `rows`, the turns of a sample stand in their order.
-    """
+    """For each problem, the turn that solved each sample of its chains and control, or None."""
     entries = {}
     for problem in problems:
         entry = {name: getattr(problem, name) for name in ("difficulty", "entry_point", "context")}
@@ -275,8 +260,7 @@ class EvalConfig:
         if not self.model:
             raise ValueError("--model is missing: give a folder or a Hugging Face id")
         if world and (self.version or self.start_date or self.end_date or self.oracle):
-            options = "--version, --start-date, --end-date and --oracle"
-            raise ValueError(f"{options} have no effect in a toy world")
+            raise ValueError("--version, dates and --oracle have no effect in a toy world")
         if self.temperature == 0 and self.samples > 1:
             raise ValueError("greedy chains are all equal: --samples needs a --temperature above 0")
         if self.temperature == 0 and self.seed and not self.control:
@@ -297,9 +281,9 @@ def run(config: EvalConfig) -> None:
     executor.self_check()
     problems = find_problems(config)
     model, sample, control = load_samplers(config, problems)
-    some = [weight.flatten()[::1000].tolist() for weight in model.parameters()]
-    for name, content in {"weights": some, "problems": problems}.items():
-        settings[name] = zlib.crc32(repr(content).encode())  # the same path may hold others now
+    sample_of_weights = [w.flatten()[::1000].tolist() for w in model.parameters()]
+    settings["weights"] = zlib.crc32(repr(sample_of_weights).encode())  # same path, other model?
+    settings["problems"] = zlib.crc32(repr(problems).encode())
     check_folder(folder, settings)
 
     rows = read_samples(folder / "samples.jsonl")
@@ -360,8 +344,8 @@ def load_samplers(config: EvalConfig, problems: list[Problem]) -> tuple:
     prompts = [encode(tokenizer, first_messages(p), config.enable_thinking) for p in problems]
     length = min(map(len, prompts)) + config.max_new_tokens
     if length > sample.context:
-        limit = f"--max-new-tokens {config.max_new_tokens} make {length} tokens"
-        raise ValueError(f"the shortest prompt and {limit}: the model reads {sample.context}")
+        asked = f"the shortest prompt and --max-new-tokens make {length} tokens"
+        raise ValueError(f"{asked}: the model reads {sample.context}")
     return model, sample, control if config.control else None
 
 

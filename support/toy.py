@@ -210,12 +210,11 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
 def make_model(vocabulary: int, seed: int) -> Qwen3ForCausalLM:
     """An untrained Qwen3 of 2 layers and width 64: an ordinary Hugging Face model, only small."""
     torch.manual_seed(seed)
-    layers = {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 192}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 16}
+    sizes = {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 192, "head_dim": 16}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 4, "max_position_embeddings": 256}
     tokens = {"vocab_size": vocabulary, "pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3}
     rest = {"initializer_range": 0.05, "tie_word_embeddings": True}  # with 0.02 it learns slower
-    config = Qwen3Config(**layers, **heads, **tokens, **rest, max_position_embeddings=256)
-    return Qwen3ForCausalLM(config)
+    return Qwen3ForCausalLM(Qwen3Config(**sizes, **tokens, **rest))
 
 
 RECIPE = 1  # raise it when the code below makes another base model than before
@@ -228,8 +227,8 @@ Batch = tuple[torch.Tensor, torch.Tensor]  # input_ids and labels, each (demonst
 def base_model(world: str, seed: int, folder: Path, steps: int = 1500, batch: int = 64) -> Path:
     """The folder of a warm-started model; it is made if `folder` does not hold it yet (ours).
 
-    A killed warm start goes on from its checkpoint. The seed fixes the first weights and batches;
-    the number of threads may change the order of float sums, and with it the weights' last digits.
+    A killed warm start goes on from its checkpoint. Everything follows from the seed, but for the
+    last digits of the weights: the thread count changes the order of float sums.
     """
     recipe = repr((RECIPE, DEMONSTRATIONS, RATE, PROGRAMS, CUTOFF_TEST, PIECES, TEMPLATE))
     name = f"base-{world}-seed{seed}-{steps}x{batch}-{zlib.crc32(recipe.encode()):08x}"

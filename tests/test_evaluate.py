@@ -144,9 +144,8 @@ def test_a_chain_ends_when_the_public_tests_pass_and_all_tests_give_the_verdict(
     problems = [problem(name) for name in script]
     chains = iterate(problems, scripted(script, seen), execute, 5)
     assert [[node.code for node in c] for c in chains] == [script["p"], ["overfit"], ["right"]]
-    assert (
-        "wrong failed t1" in seen[3][-1]["content"] and "wrong failed t1" in seen[4][2]["content"]
-    )
+    assert "wrong failed t1" in seen[3][-1]["content"]
+    assert "wrong failed t1" in seen[4][2]["content"]
     assert "wrong2 failed t1" in seen[4][-1]["content"]
     summary = summary_of(script, 5)
     assert values(summary["Iter-k"]) == [1 / 3, 1 / 3, 2 / 3, 2 / 3, 2 / 3]
@@ -238,11 +237,8 @@ def test_counts_and_groups():
     assert summary["chain"] == expected
     assert values(summary["Iter-k"])[2] == 0.25  # a prompt that is too long is an unsolved problem
     assert "feedback: public 3, oracle 1" in table(summary)
-
-
-def test_nothing_to_evaluate_is_refused():
     with pytest.raises(ValueError, match="no problem"):
-        evaluate.evaluate([], scripted({}), execute, 2)
+        evaluate.evaluate([], scripted({}), execute, 3)
 
 
 # The program
@@ -257,7 +253,6 @@ def one_self_check():  # it takes half a second, and every main() here would run
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
-    """The folders of two tiny models."""
     folders = [tmp_path_factory.mktemp(f"model{seed}") for seed in (0, 1)]
     for seed, folder in enumerate(folders):
         tokenizer = toy.make_tokenizer()
@@ -282,14 +277,12 @@ def rank_of_two(rank, port, arguments):
     evaluate.main(arguments)
 
 
-def test_interrupted_and_shared_by_two_processes_is_one_whole_run(
-    models, tmp_path, capsys, monkeypatch
-):
+def test_shared_by_two_processes_is_one_whole_run(models, tmp_path, capsys, monkeypatch):
     more = ("--samples", "2", "--control")
     evaluate.main(command(models[0], tmp_path / "whole", *more))
     out = capsys.readouterr().out
-    assert "temperature 1.0" in out and "max_new_tokens 16" in out and "feedback_tests 1" in out
-    assert "2 of 5 problems" in out and "5 of 5 problems" in out and "pass@k" in out
+    for text in ("temperature 1.0", "max_new_tokens 16", "2 of 5 problems", "5 of 5", "pass@k"):
+        assert text in out
     whole = files(tmp_path / "whole")
     assert set(whole) == {"settings.json", "samples.jsonl", "result.json"}
     result = json.loads(whole["result.json"])
@@ -373,7 +366,7 @@ def test_a_folder_with_other_settings_or_a_damaged_file_is_refused(models, tmp_p
     "mistake, sentence",
     [
         ("--model=", "--model is missing"),
-        ("--model=no/such/model/anywhere", "there is no such folder"),
+        ("--model=no/such/model --benchmark=humanevil", "there is no such folder"),
         ("--benchmark=no_such_file.jsonl", "no_such_file.jsonl"),
         ("--benchmark=humanevil", "humanevil"),
         ("--device=cuda:99", "cuda:99"),
@@ -392,26 +385,20 @@ def test_a_mistake_costs_a_sentence_and_leaves_no_folder(mistake, sentence, mode
     assert not (tmp_path / "out").exists()
 
 
-def test_a_model_folder_is_looked_for_before_the_problems(tmp_path):
-    refused("no such folder", command("no/such/model", tmp_path / "out", "--benchmark=humanevil"))
-
-
-def test_with_oracle_all_tests_feed_the_loop_and_the_result_says_so(tmp_path):
-    row = {"id": "p", "prompt": "Write f.", "entry_point": "f", "kind": "assert"}
-    row |= {"public_tests": ["assert f(1) == 1"], "tests": ["assert f(1) == 1", "assert f(2) == 2"]}
-    mine = tmp_path / "p.jsonl"
-    mine.write_text(json.dumps(row) + "\n")
-    seen = []
+def test_with_oracle_all_tests_feed_the_loop_and_the_result_says_so(tmp_path):  # decision 9
+    tests = ["assert f(1) == 1", "assert f(2) == 2"]
+    row = {"id": "p", "prompt": "Write f.", "tests": tests, "public_tests": tests[:1]}
+    mine, seen, lengths = tmp_path / "p.jsonl", [], []
+    mine.write_text(json.dumps(row | {"entry_point": "f", "kind": "assert"}) + "\n")
 
     def sample(prompts, n):
         seen.extend(prompts)
         return [[Completion("def f(x): return 1")] for _ in prompts]
 
-    lengths = []
     for oracle, feedback in ((False, "public"), (True, "oracle")):
         problems = evaluate.find_problems(evaluate.EvalConfig("m", benchmark=mine, oracle=oracle))
         summary = evaluate.evaluate(problems, sample, executor.run_many, 2)
-        assert summary["feedback"] == {feedback: 1} and f"{feedback} 1" in table(summary)
+        assert f"feedback: {feedback} 1" in table(summary)
         lengths.append(summary["chain"]["attempts"])
     assert lengths == [1, 2] and "f(2) returned 1, expected 2" in seen[2][-1]["content"]
 

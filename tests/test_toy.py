@@ -111,6 +111,11 @@ def test_unknown_text_is_unknown_not_lost():
     assert tokenizer.unk_token_id in encode(tokenizer, [message])
 
 
+def test_a_base_that_was_made_in_an_earlier_version_is_found(tmp_path):
+    (tmp_path / "base-cutoff-seed7-1500x64-ada03c44").mkdir()
+    assert toy.base_model("cutoff", 7, tmp_path).name.endswith("ada03c44")
+
+
 def weights(path):
     model, _ = load_model(str(path), torch.device("cpu"))
     return torch.cat([p.detach().flatten() for p in model.parameters()])
