@@ -30,7 +30,7 @@ class Result:
     """A file of results, the command that makes it, and the files that it measures."""
 
     name: str
-    command: str  # MODEL and MBPP stand for the options of this script
+    command: str  # MODEL, MBPP: options of this script; CODE: the commit that last changed it
     path: str
     measures: list[str]
     rows: dict[str, str] = field(default_factory=dict)  # which rows of a CSV; empty: all
@@ -66,7 +66,10 @@ RESULTS = [
     Result("kill", "results/kill.py", "kill.log", LOOP, log=True),
     Result("memory", "results/memory.py", "memory.csv", [*LEARNING, "support/ranks.py"]),
     Result(
-        "real", "results/real.py --model MODEL --mbpp MBPP --output runs/real", "real.csv", LOOP
+        "real",
+        "results/real.py --model MODEL --mbpp MBPP --output runs/real-CODE",
+        "real.csv",
+        LOOP,
     ),
 ]
 
@@ -79,6 +82,7 @@ def make(result: Result, model: str, mbpp: str) -> bool:
     """Run a result's command; whether it ended well."""
     command = result.command.replace("MODEL", shlex.quote(model))
     command = command.replace("MBPP", shlex.quote(mbpp))
+    command = command.replace("CODE", record.last_change(result.measures))
     print(f"\n{result.name}: python {command}", flush=True)
     running = [sys.executable, *shlex.split(command)]
     if not result.log:

@@ -3,9 +3,9 @@
     python results/real.py --model FOLDER --mbpp mbpp.jsonl --output FOLDER
     python results/real.py ... --direct --methods mars --seeds 1      without the supervised start
 
-1. Start: supervised, in the product's own prompts and fences, on references of half of MBPP's
-   training problems, and on repairs: a reference with a planted fault, what the executor says of
-   it, and the reference. It teaches answers that end. All methods share it.
+1. Start (start.py): supervised, in the product's own prompts and fences, on references of half of
+   MBPP's training problems, and on repairs: a reference with a planted fault, what the executor
+   says of it, and the reference. It teaches answers that end. All methods share it.
 2. Choose problems that the start solves sometimes: training ones from the other half, held-out ones
    from MBPP's test split. What is reported is sampled anew.
 3. Train with MARS, MERS, none, and GRPO with as many programs a step as MARS had.
@@ -16,7 +16,6 @@ Each stage leaves its files in --output, and the same command goes on where it w
 
 # ruff: noqa: E402
 import argparse
-import ast
 import json
 import random
 import subprocess
@@ -24,19 +23,18 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 from statistics import mean
-from typing import Any
 
 import record
 import report
 import torch
+from start import make_start
 
 import executor
 from evaluate import bootstrap, iter_k
-from grpo import pad_rows, token_logprobs
 from support.problems import Problem, load_problems
-from support.run import load, save, write
-from support.sampling import Sampler, encode, load_model
-from tree import build_trees, first_messages, refinement_messages
+from support.run import write
+from support.sampling import Sampler, load_model
+from tree import build_trees
 
 K = 3  # attempts in a chain
 CPU = torch.device("cpu")
@@ -45,107 +43,6 @@ TRAINING = {  # options of murphy.py
     "problems_per_step": 3, "minibatches": 1, "learning_rate": 2e-5, "warmup": 3,
     "micro_tokens": 4096, "eval_every": 0, "eval_iterations": 1, "eval_count": 1, "save_every": 5,
 }  # fmt: skip
-SWAPS = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Add, ast.FloorDiv: ast.Div}
-SWAPS |= {ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt}
-SWAPS |= {ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.And: ast.Or, ast.Or: ast.And}
-
-
-# ---------------------------------------------------------------------- 1. the start
-
-
-def plant_fault(code: str, rng: random.Random) -> str:
-    """A program with one operator exchanged, or one number off by one; "" if it has neither.
-
-    >>> plant_fault("def f(x): return x + y", random.Random(0)).split()[-3:]
-    ['x', '-', 'y']
-    """
-    tree = ast.parse(code)
-    places = []
-    for node in ast.walk(tree):
-        is_number = isinstance(node, ast.Constant) and type(node.value) is int
-        is_compared = isinstance(node, ast.Compare) and type(node.ops[0]) in SWAPS
-        has_operator = isinstance(node, ast.BinOp | ast.BoolOp) and type(node.op) in SWAPS
-        if is_number or is_compared or has_operator:
-            places.append(node)
-    if not places:
-        return ""
-    node = rng.choice(places)
-    if isinstance(node, ast.Constant):
-        node.value += rng.choice([-1, 1])
-    elif isinstance(node, ast.Compare):
-        node.ops[0] = SWAPS[type(node.ops[0])]()
-    else:
-        node.op = SWAPS[type(node.op)]()
-    return ast.unparse(tree)
-
-
-def fenced(code: str) -> str:
-    """A program as an answer; most of MBPP's references have CRLF line ends."""
-    code = code.replace("\r\n", "\n").strip()
-    return f"```python\n{code}\n```"
-
-
-def demonstrations(problems: list[Problem], rng: random.Random) -> list[tuple[list, str]]:
-    """Chats and the answers to imitate: each reference, and it again after a planted fault."""
-    chats, faulty = [], []
-    for problem in problems:
-        chats.append((first_messages(problem), fenced(problem.reference)))
-        faulty += [(problem, plant_fault(problem.reference, rng)) for _ in range(2)]
-    faulty = [job for job in faulty if job[1]]
-    for (problem, code), result in zip(faulty, executor.run_many(faulty), strict=True):
-        if result.reward < 1:
-            messages = refinement_messages(first_messages(problem), fenced(code), result.feedback)
-            chats.append((messages, fenced(problem.reference)))
-    return chats
-
-
-def make_start(args: argparse.Namespace, problems: list[Problem]) -> Path:
-    """Imitate the demonstrations for some epochs; a stopped start goes on from its last epoch."""
-    folder, unfinished = args.output / "start", args.output / "start.unfinished"
-    if folder.exists():
-        return folder
-    unfinished.mkdir(exist_ok=True)
-    model, tokenizer = load_model(args.model, CPU)
-    rows = []
-    for messages, answer in demonstrations(problems, random.Random(0)):
-        ids = tokenizer.encode(answer, add_special_tokens=False) + [tokenizer.eos_token_id]
-        rows.append((encode(tokenizer, messages), ids))
-    rows = [row for row in rows if len(row[0]) + len(row[1]) <= 600]
-    print(f"start: {len(rows)} demonstrations, {sum(len(ids) for _, ids in rows)} tokens to learn")
-
-    optimizer = torch.optim.AdamW(model.parameters(), lr=args.start_rate, weight_decay=0.0)
-    state = load(unfinished) or {"step": 0}
-    if "model" in state:
-        model.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
-    for epoch in range(state["step"], args.epochs):
-        loss = imitate(model, optimizer, random.Random(epoch).sample(rows, len(rows)))
-        print(f"start: epoch {epoch + 1} of {args.epochs}, loss {loss:.3f}", flush=True)
-        weights = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-        save(unfinished, {"step": epoch + 1, **weights})
-    model.save_pretrained(unfinished)
-    tokenizer.save_pretrained(unfinished)
-    (unfinished / "checkpoint.pt").unlink(missing_ok=True)
-    return unfinished.rename(folder)
-
-
-def imitate(model: Any, optimizer: Any, rows: list) -> float:
-    """One epoch in batches of eight rows: the mean of their cross-entropies."""
-    losses = []
-    for first in range(0, len(rows), 8):
-        batch = sorted(rows[first : first + 8], key=lambda row: len(row[0]))
-        *inputs, mask = pad_rows(batch, 0)
-        logp = token_logprobs(model, *inputs, mask)
-        loss = -logp[mask].mean()
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        losses.append(loss.item())
-    return mean(losses)
-
-
-# ---------------------------------------------------------------------- 2. the problems
 
 
 def load_short(args: argparse.Namespace, *splits: str) -> list[Problem]:
@@ -182,9 +79,6 @@ def choose(args: argparse.Namespace, start: Path, name: str, problems: list[Prob
     return path
 
 
-# ---------------------------------------------------------------------- 3. and 4.
-
-
 def python(script: str, *flags: str, **options: object) -> None:
     """Run a script of the project; its options are named with _ for -."""
     command = [sys.executable, str(record.ROOT / script), *flags]
@@ -207,12 +101,10 @@ def train(args: argparse.Namespace, start: Path, method: str, seed: int) -> Path
         programs = mean(json.loads(line)["programs"] for line in log.splitlines())
         group = round(programs / TRAINING["problems_per_step"])
         rule = {"turns": 1, "credit": "none", "group_size": group}
-    sets = {
-        "problems": args.output / "train.jsonl",
-        "eval_problems": args.output / "held-out.jsonl",
-    }
+    rule |= {"problems": args.output / "train.jsonl"}
+    rule |= {"eval_problems": args.output / "held-out.jsonl"}
     run = {"steps": args.steps, "seed": seed, "output": folder}
-    python("murphy.py", model=start, **sets, **rule, **run, **TRAINING, **SAMPLING)
+    python("murphy.py", model=start, **rule, **run, **TRAINING, **SAMPLING)
     return folder
 
 
@@ -225,7 +117,8 @@ def evaluate(args: argparse.Namespace, model: Path, name: str, seed: int) -> lis
         python("evaluate.py", model=model, benchmark=held_out, **chains, **SAMPLING)
     result = json.loads((folder / "result.json").read_text())
     entries = list(result["problems"].values())
-    row = {"commit": record.commit(), "method": name, "seed": seed, "problems": len(entries)}
+    commit = (args.output / "commit").read_text()
+    row = {"commit": commit, "method": name, "seed": seed, "problems": len(entries)}
     for k in range(1, K + 1):
         row[f"iter_{k}"] = round(100 * mean(iter_k(entry, k) for entry in entries), 1)
     gains = [100 * (iter_k(entry, K) - iter_k(entry, 1)) for entry in entries]
@@ -269,11 +162,19 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=8, help="chains of each held-out problem")
     parser.add_argument("--table", type=Path, default=record.HERE, help="folder of real.csv")
     args = parser.parse_args()
+    if "grpo" in args.methods and args.methods[0] != "mars":
+        sys.exit("real.py: grpo gets as many programs as mars had, so --methods begins with mars")
     args.output.mkdir(parents=True, exist_ok=True)
+    began = args.output / "commit"  # all stages in a folder are of the code that began it
+    if not began.exists():
+        write(began, record.commit())
 
     training = load_short(args, "train", "validation")
     half = len(training) // 2
-    start = Path(args.model) if args.direct else make_start(args, training[:half])
+    start = Path(args.model)
+    if not args.direct:
+        folder = args.output / "start"
+        start = make_start(args.model, folder, training[:half], args.epochs, args.start_rate)
     choose(args, start, "train", training[half:])
     choose(args, start, "held-out", load_short(args, "test"))
     rows = []

@@ -46,6 +46,11 @@ def changed(since: str, files: Sequence[str]) -> Sequence[str]:
     return git("diff", "--name-only", since, "--", *files).split()
 
 
+def last_change(files: Sequence[str]) -> str:
+    """The last commit that changed one of these files."""
+    return git("log", "-1", "--format=%h", "--", *files)
+
+
 def read(path: Path) -> Rows:
     """The rows of a CSV; none if there is no such file."""
     if not path.exists():

@@ -300,11 +300,26 @@ def measure_step() -> list[dict]:
     return [found | {"prompts_in_full": prompts}]
 
 
+TRL = {
+    "output_dir": "unused",
+    "max_steps": 1,
+    "learning_rate": 1e-6,
+    "num_generations": 8,
+    "gradient_checkpointing": False,  # on, as by default, it would cost a third more
+    "bf16": False,
+    "use_cpu": True,
+    "shuffle_dataset": False,
+    "save_strategy": "no",
+    "report_to": "none",
+    "disable_tqdm": True,
+    "loss_type": "grpo",
+}
+
+
 def measure_trl() -> list[dict]:
     """An optimizer step of GRPOTrainer, from before sampling to after AdamW, as a flat batch.
 
-    Its rewards are random numbers, which cost nothing. Gradient checkpointing, its default, is off:
-    it would cost it a third more.
+    Its rewards are random numbers, which cost nothing.
     """
     from datasets import Dataset
     from transformers import TrainerCallback
@@ -333,21 +348,10 @@ def measure_trl() -> list[dict]:
 
     batch = REQUEST["trl_batch"]
     config = GRPOConfig(
-        output_dir="unused",
-        max_steps=1,
-        learning_rate=1e-6,
+        **TRL,
         per_device_train_batch_size=batch,
-        num_generations=8,
         gradient_accumulation_steps=len(lengths) // batch,
         max_completion_length=REQUEST["longest"],
-        gradient_checkpointing=False,
-        bf16=False,
-        use_cpu=True,
-        shuffle_dataset=False,
-        save_strategy="no",
-        report_to="none",
-        disable_tqdm=True,
-        loss_type="grpo",
     )
     data = Dataset.from_dict({"prompt": prompts})
     options = {"args": config, "train_dataset": data, "processing_class": tokenizer}

@@ -263,7 +263,8 @@ def check_always_fails(output: Path) -> str:
     same = all(torch.equal(base[name], after[name]) for name in base)
     said = [line for line in plot(folder).splitlines() if "nothing could be learned" in line]
     state = "unchanged" if same else "CHANGED"
-    return f"an executor that fails everything leaves the model {state}; the run says: {said}"
+    words = "; ".join(said)
+    return f"an executor that fails everything leaves the model {state}; the run says: {words}"
 
 
 # ---------------------------------------------------------------------- all runs
