@@ -111,6 +111,9 @@ def plot(folder: Path) -> str:
     text = "Means of ten parts of the run:\n"
     for name in ["step", *rewards, *TABLE]:
         text += f"{name:18}" + "".join(f"{value:9.3f}" for value in means[name]) + "\n"
+    idle = columns.get("optimizer_steps", []).count(0)
+    if idle:
+        text += f"In {idle} steps nothing could be learned: no group had any spread of credit.\n"
     return f"{text}Curves: {folder / 'curves.png'}"
 
 

@@ -215,16 +215,17 @@ def remembering(execute: Callable, file: Path) -> Callable:
 
     def run(jobs: list) -> list:
         known: dict[str, dict] = {}
-        with contextlib.suppress(OSError, ValueError):  # no file yet, or half of one
-            known = dict(json.loads(file.read_text()))
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # no file of ours, or half
+            known = {k: v for k, v in json.loads(file.read_text()).items() if "cpu_seconds" in v}
         texts = [json.dumps([asdict(problem), code, sys.version]) for problem, code in jobs]
         keys = [hashlib.sha256(text.encode()).hexdigest() for text in texts]
         new = {key: job for key, job in zip(keys, jobs, strict=True) if key not in known}
         if new:
             results = execute(list(new.values()))
             known |= {key: asdict(result) for key, result in zip(new, results, strict=True)}
-            # "unscorable" is not kept: a package that is installed later may change it.
-            kept = {key: known[key] for key in known if known[key]["status"] != "unscorable"}
+            # Not kept: a package that is installed later or a machine less busy may change them.
+            passing = ("unscorable", "timeout")
+            kept = {key: known[key] for key in known if known[key]["status"] not in passing}
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(json.dumps(kept))
         return [SimpleNamespace(**known[key]) for key in keys]
