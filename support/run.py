@@ -59,7 +59,8 @@ def check_folder(config: Any) -> Path:
     while not config.output and folder.exists():
         number += 1
         folder = Path(f"{name}-{number}")
-    if folder.exists() and (not folder.is_dir() or any(p.name != "lock" for p in folder.iterdir())):
+    empty = {"lock", "settings.json.new"}  # what a run leaves that was killed as it began
+    if folder.exists() and (not folder.is_dir() or {p.name for p in folder.iterdir()} - empty):
         raise ValueError(
             f"--output {folder} holds something already: "
             "name a new or empty folder, or go on with its run by --resume"

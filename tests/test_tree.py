@@ -390,3 +390,15 @@ def test_a_tree_is_plain_json_and_comes_back(ids):
     for node, old in zip(walk(back), walk(tree), strict=True):
         assert node.completion_ids == (old.completion_ids if ids else [])
         assert (node.text, node.prompt, node.reward) == (old.text, old.prompt, old.reward)
+
+
+def test_d42_roles_alternate_and_no_message_is_a_system_message():
+    """Some chat templates refuse a system role, or two messages of one role in a row."""
+    messages = T.first_messages(SimpleNamespace(prompt="Write f."))
+    for turn in range(3):
+        assert [m["role"] for m in messages] == ["user", *["assistant", "user"] * turn]
+        messages = T.refinement_messages(messages, f"answer {turn}", f"feedback {turn}")
+    text = " ".join(m["content"] for m in messages)
+    assert all(
+        text.count(f"{kind} {turn}") == 1 for turn in range(3) for kind in ("answer", "feedback")
+    )
