@@ -143,7 +143,7 @@ def test_the_update_of_several_ranks_is_that_of_one_process(tmp_path, count):
         for number, (numbers, gradient, weights, held) in enumerate(cases):
             for rank in range(count):
                 found = torch.load(tmp_path / f"{kind}-{number}-{rank}")
-                assert found[0] == pytest.approx(numbers, rel=1e-4, abs=1e-6), CASES[number]
+                assert found[0] == pytest.approx(numbers, rel=1e-6, abs=1e-9), CASES[number]
                 assert close(found[1], gradient), CASES[number]
                 assert close(found[2], weights), CASES[number]
                 for share, whole in zip(found[3], held, strict=True):  # weights, optimizer state
@@ -192,9 +192,10 @@ def test_a_run_of_two_killed_and_resumed_is_the_undisturbed_run(small):
     assert line["programs"] == sum(1 for tree in trees[:4] for _ in walk(from_dict(tree)))
 
 
-def test_a_run_of_two_goes_on_with_one(small, capsys):
-    finish(start(2, murphy.train, small("run", steps=1)))
-    murphy.train(small("run", steps=2, resume=True))
+def test_a_run_of_two_of_which_one_has_no_problem_goes_on_with_one(small, capsys):
+    few = {"problems_per_step": 1, "eval_count": 1}
+    finish(start(2, murphy.train, small("run", steps=1, **few)))
+    murphy.train(small("run", steps=2, resume=True, **few))
     said = capsys.readouterr().out
     assert "'ranks': 2" in said and "not bit for bit the same" in said
     assert len((Path(small("run").output) / "metrics.jsonl").read_text().splitlines()) == 2
