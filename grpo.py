@@ -5,9 +5,9 @@ In: rows (prompt_ids, completion_ids), exactly as sampled, and an advantage for 
 Out: a loss to call `.backward()` on, and sums to log.
 
 Read top-down: `pad_rows` lays rows out as a batch, `token_logprobs` scores their tokens,
-`grpo_loss` is the objective, `mean_stats` makes means of its sums. (`support/packing.py` does the
-first two faster.) The caller sets train or eval mode: with dropout on, old and new
-log-probabilities differ before any update.
+`grpo_loss` is the objective, `mean_stats` makes means of its sums. In place of the first two,
+murphy.py calls `support/packing.py`: the same numbers faster, and tests compare them.
+The caller sets train or eval mode: with dropout on, old and new log-probabilities differ.
 
 Needs torch and nothing else of this project: copy the file into yours.
 `python grpo.py` shows the clip and the KL penalty on a few tokens.
@@ -122,17 +122,18 @@ def grpo_loss(
     norm "constant": w = 1 / denominator (Dr. GRPO)               denominator: rows * a fixed length
 
     logp, old_logp, ref_logp and mask are (B, C); advantages and weights (ours: one factor for each
-    row) are (B,). Only logp gets a gradient. old_logp=None: one update per batch, so old_logp is
-    logp itself and rho is 1. The advantages of a group sum to 0, so the loss is then about 0, but
+    row) are (B,). Only logp gets a gradient. old_logp=None: the model has not changed since it
+    sampled, so rho is 1. The advantages of a group sum to 0, so the loss is then about 0, but
     its gradient is not: a loss of 0 does not mean that nothing is learned.
 
-    denominator: that of the WHOLE update, not of this micro-batch. Then the parts add up to the
-    same gradient however the update is cut. Count in it every row of the objective, also one with
-    advantage 0 that was never computed, but no row that the caller masked out. None: this batch is
-    the whole update, and rows without a token do not count.
+    denominator: rows (or tokens) of the WHOLE optimizer step, not of this micro-batch. Then the
+    micro-batches add up to one gradient, however the step is cut. Rows of advantage 0 count, even
+    if nobody computes them. Rows that the caller masked out do not. None: this batch is the whole
+    step, and rows without a token do not count.
 
-    stats: sums over tokens, detached; `mean_stats` makes means. "clipped" counts tokens whose
-    clipped side is the smaller one (no gradient). A NaN in a real token shows in the loss.
+    stats: sums over tokens, detached; `mean_stats` makes means. "clipped" counts tokens for which
+    the clipped term is the minimum: they get no gradient. "kl" is 0 without ref_logp. A NaN in a
+    real token shows in the loss.
     ValueError: a wrong shape, an unknown norm, no usable denominator, beta without ref_logp.
     """
     _check_shape("mask", mask, logp.shape)
@@ -154,7 +155,7 @@ def grpo_loss(
 
     ref_logp = logp if ref_logp is None else ref_logp
     d = (ref_logp.detach() - logp).masked_fill(~mask, 0.0)
-    k3 = torch.expm1(d) - d
+    k3 = torch.expm1(d) - d  # exp(d) - 1 - d, exact near 0
     if beta:
         per_token = per_token + beta * k3
 

@@ -42,7 +42,7 @@ from support.settings import FITTING, Config, flag, parse
 from support.state import State, listed_data, toy_data, trees_of_all
 from tree import Node, build_trees, draw, from_dict, groups, to_dict, walk
 
-STATS = ("loss", "tokens", "ratio", "kl", "clipped", "entropy")  # of an update, as means
+STATS = ("loss", "tokens", "ratio", "kl", "clipped", "entropy")  # of an update: `mean_stats`
 
 
 def loop(state: State, signals: Signals) -> None:
@@ -52,7 +52,7 @@ def loop(state: State, signals: Signals) -> None:
         # 1. Sample G programs for each problem of the step.
         # 2. Run each against the problem's tests: its reward, and feedback on it.
         # 3. Pair every failure with its feedback and sample again, for S turns: rollout trees.
-        trees = signals.unless(grow, state)
+        trees = signals.unless(grow, state)  # a Ctrl-C leaves it; it never leaves step 7
         # 4. Credit: send the rewards of later attempts back to the earlier ones.
         # 5. Prune: keep the groups, and in them the attempts, whose credits differ most.
         # 6. Advantages: compare each attempt with its siblings.
@@ -112,39 +112,42 @@ def learn(state: State, kept: list[Node]) -> dict[str, float]:
 def update(
     model: Any, optimizer: Any, kept: list[Node], config: Config, reference: Any = None
 ) -> dict[str, float]:
-    """Optimise the kept attempts in `minibatches` optimizer steps; returns means over their tokens.
+    """Optimise the kept attempts in `minibatches` optimizer steps; returns `mean_stats` of them.
 
-    An attempt without a gradient never reaches the forward pass, but stays in the denominator: to
-    leave it out changes nothing. With --mask-truncated, a truncated one is in neither.
+    An attempt of advantage 0 never reaches the forward pass but counts in the denominator, so to
+    leave it out changes nothing. With --mask-truncated a truncated one is in neither.
     Every rank knows the sizes of all kept attempts but computes only its own; the summed gradient
     equals that of one process (ours). FloatingPointError: a gradient that is not finite.
     """
-    mine = [node for node in kept if not (config.mask_truncated and node.truncated)]
-    parts = []  # of each optimizer step: its micro-batches, and the denominator of its loss
-    sizes = [[len(node.completion_ids), learns(node, config)] for node in mine]
-    for every, own in ranks.share(sizes, config.minibatches):
-        if any(does_learn for _, does_learn in every):  # else it is no step, on no rank
-            nodes = [mine[i] for i in own if learns(mine[i], config)]
-            denominator = {
-                "sequence": len(every),
-                "token": sum(length for length, _ in every),
-                "constant": len(every) * config.max_new_tokens,
-            }[config.loss_norm]
-            moved = bool(parts)
-            parts.append((cut(nodes, model, reference, moved, config), denominator))
+    attempts = [node for node in kept if not (config.mask_truncated and node.truncated)]
+    sizes = [[len(node.completion_ids), learns(node, config)] for node in attempts]
+    steps = []  # optimizer steps: the micro-batches of each, and the denominator of its loss
+    # Each step gets a random share: the sizes of all its attempts, and the places of our own.
+    for all_sizes, places in ranks.share(sizes, config.minibatches):
+        if any(has_gradient for _, has_gradient in all_sizes):  # else it is no step, on no rank
+            nodes = [attempts[i] for i in places if learns(attempts[i], config)]
+            batches = cut(nodes, model, reference, len(steps) > 0, config)
+            steps.append((batches, denominator_of(all_sizes, config)))
 
     stats, norms = [], [0.0]
-    for micro, denominator in parts:
+    for batches, denominator in steps:
         optimizer.zero_grad(set_to_none=True)
-        stats += [backward(model, batch, denominator, config) for batch in micro]
+        stats += [backward(model, batch, denominator, config) for batch in batches]
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip)
         norms.append(float(ranks.whole(norm)))
         if not math.isfinite(norms[-1]):
             raise FloatingPointError(f"the gradient is not finite (norm {norms[-1]})")
         optimizer.step()
-    everyone = [part for share in ranks.gather(stats) for part in share]
-    means = mean_stats(everyone) if everyone else dict.fromkeys(STATS, 0.0)
-    return {**means, "grad_norm": max(norms), "optimizer_steps": len(parts)}
+    of_all = [part for stats_of_rank in ranks.gather(stats) for part in stats_of_rank]
+    means = mean_stats(of_all) if of_all else dict.fromkeys(STATS, 0.0)
+    return {**means, "grad_norm": max(norms), "optimizer_steps": len(steps)}
+
+
+def denominator_of(sizes: list, config: Config) -> int:
+    """What the loss of an optimizer step is divided by; sizes: (tokens, learns) of its attempts."""
+    if config.loss_norm == "token":
+        return sum(tokens for tokens, _ in sizes)
+    return len(sizes) if config.loss_norm == "sequence" else len(sizes) * config.max_new_tokens
 
 
 def learns(node: Node, config: Config) -> bool:
@@ -165,7 +168,8 @@ class MicroBatch:
 def cut(nodes: list[Node], model: Any, reference: Any, moved: bool, config: Config) -> list:
     """Cut the attempts of one optimizer step into micro-batches.
 
-    moved: an earlier optimizer step of this update will have changed the model by then.
+    moved: an earlier step of this update changes the model first. Then the old log-probabilities
+    are computed now, before it does.
     """
     rows = [(node.prompt_ids, node.completion_ids) for node in nodes]
     chosen = micro_batches(model, rows, config.micro_tokens)
@@ -212,7 +216,7 @@ def backward(model: Any, batch: MicroBatch, denominator: float, config: Config) 
 
 
 def report(state: State, trees: list[Node], numbers: dict[str, float]) -> None:
-    """Write a step down, say what it was, and count it: from here on it is made."""
+    """Log a step, print its line, and count it: a resumed run does not repeat it."""
     config, step = state.config, state.step
     log_trees = config.log_trees_every > 0 and step % config.log_trees_every == 0
     trees = trees_of_all(trees, log_trees)
@@ -230,7 +234,7 @@ def report(state: State, trees: list[Node], numbers: dict[str, float]) -> None:
     if (line["truncated"] or 0) > 0.5:
         warnings.warn(
             "more than half of the completions of a step found no end within "
-            f"--max-new-tokens {config.max_new_tokens}: what is cut seldom passes",
+            f"--max-new-tokens {config.max_new_tokens}: cut programs rarely pass",
             stacklevel=2,
         )
 
@@ -263,7 +267,8 @@ def finish(state: State) -> None:
         return
     steps = state.config.steps
     helpful = None  # the last tree in which credit came from below
-    for line in (state.folder / "trees.jsonl").read_text(encoding="ascii").splitlines():
+    path = state.folder / "trees.jsonl"
+    for line in path.read_text(encoding="ascii").splitlines() if path.exists() else []:
         tree = from_dict(json.loads(line))
         if any(node.credit > node.reward for node in tree.children):
             helpful = tree
@@ -299,7 +304,7 @@ def train(config: Config) -> Path:
     state = State(config, folder, device, data)
 
     lock = claim(folder) if ranks.rank() == 0 else nullcontext()
-    with lock, closing(executor), Signals() as signals:
+    with lock, closing(executor), Signals() as signals:  # at the end: executor.close()
         if config.resume:
             state.go_on()
         state.write("settings.json", asdict(config))

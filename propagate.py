@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-SAME = 1e-9  # credits this close are equal: rounding divided by its own std would look like signal
+SAME = 1e-9  # credits this close are equal: rounding, divided by its tiny std, would look large
 
 
 def mars(node: Any) -> float:
@@ -45,7 +45,6 @@ def mers(node: Any, turns: int, gamma: float) -> float:
         return _reward(node)
     if node.turn >= turns:
         raise ValueError(f"a node of turn {node.turn} has children, but turns is {turns}")
-
     # fsum rounds once, so the order of the siblings does not change the mean
     mean = math.fsum(mers(child, turns, gamma) for child in node.children) / len(node.children)
     return (_reward(node) + gamma * mean) / (turns - node.turn + 1)
@@ -54,8 +53,8 @@ def mers(node: Any, turns: int, gamma: float) -> float:
 def propagate(tree: Any, rule: str = "mars", turns: int | None = None, gamma: float = 1.0) -> None:
     """Write `.credit` into `tree` and every node below it.
 
-    rule: "mars"; "mers" (needs `turns`, uses `gamma`); "none": R(n) = r(n), the ablation. A second
-    call gives the same credits. A root of turn 0 may have reward None: it counts as 0.
+    rule: "mars"; "mers" (needs `turns`, uses `gamma`); "none": R(n) = r(n), no propagation.
+    A root of turn 0 may have reward None: it counts as 0.
 
     >>> from types import SimpleNamespace as Node
     >>> repaired = Node(reward=0.0, turn=1, children=[Node(reward=1.0, turn=2, children=[])])
@@ -70,6 +69,7 @@ def propagate(tree: Any, rule: str = "mars", turns: int | None = None, gamma: fl
     nodes = [tree]
     for node in nodes:  # the list grows until it holds every node
         nodes += node.children
+    for node in reversed(nodes):  # children first: a rule may read their credit
         node.credit = rules[rule](node)
 
 
@@ -108,7 +108,7 @@ def inter_prune(groups: Sequence[Sequence[Any]], budget: int | None) -> list[Seq
         return list(groups)
     ranks = []
     for i, group in enumerate(groups):
-        # Sorted and rounded: [0, 0, 1] and [1, 1, 0] have one std, and so in floats too.
+        # Sorted and rounded, so that groups of the same std tie in floats, too.
         credits = np.sort(_array([node.credit for node in group]))
         if _has_spread(credits):
             ranks.append((-round(float(credits.std()), 12), group[0].turn, i))
@@ -119,8 +119,9 @@ def inter_prune(groups: Sequence[Sequence[Any]], budget: int | None) -> list[Seq
 def intra_prune(group: Sequence[Any], budget: int | None) -> list[Any]:
     """IntraP (reported): keep the `budget` members with the largest variance, in given order.
 
-    The best subset is always some k highest and budget - k lowest credits: every k is tried. Ties
-    go to the earlier positions. None keeps all. ValueError: a budget below 1.
+    The best subset is always some k highest and budget - k lowest credits, since a member in the
+    middle adds less variance than one at an end. So every k is tried. Ties go to the earlier
+    positions. None keeps all. ValueError: a budget below 1.
     """
     _check_budget(budget)
     credits = _array([node.credit for node in group])
@@ -129,7 +130,7 @@ def intra_prune(group: Sequence[Any], budget: int | None) -> list[Any]:
     lowest = np.argsort(credits, kind="stable").tolist()  # stable: earlier positions come first
     highest = np.argsort(-credits, kind="stable").tolist()
 
-    candidates = [list(range(budget))]  # for a budget of 1, where every variance is 0
+    candidates = [list(range(budget))]  # with a budget of 1 every variance is 0: the first member
     for k in range(budget + 1):
         low = set(lowest[: budget - k])
         high = [i for i in highest if i not in low][:k]
@@ -163,7 +164,7 @@ def _check_budget(budget: int | None) -> None:
 
 
 def _example() -> None:
-    """The worked example of ALGORITHM.md: S = 2 turns, groups of 3, gamma = 0.9."""
+    """A worked example: S = 2 turns, groups of 3, gamma = 0.9."""
 
     def node(name: str, reward: float | None, *children: Any) -> Any:
         turn = min(len(name), 2)  # "a" is of turn 1, "a1" of turn 2
@@ -173,7 +174,6 @@ def _example() -> None:
     b = node("b", 0.0, node("b1", 1.0), node("b2", 0.0), node("b3", 0.0))
     root = node("", None, a, b, node("c", 1.0))
     groups = [root.children, a.children, b.children]
-
     lines = {n.name: f"{n.name:8}{n.turn:4}{n.reward:8.2f}" for group in groups for n in group}
     for rule in ("none", "mers", "mars"):
         propagate(root, rule, turns=2, gamma=0.9)
@@ -183,10 +183,10 @@ def _example() -> None:
                 lines[n.name] += f"{n.credit:10.4g}{A:+7.2f}"
 
     print(
-        "Three attempts a, b, c at one problem; a1 to a3 repair a, b1 to b3 repair b. c is solved"
+        "Three attempts a, b, c at one problem. a1 to a3 correct a, b1 to b3 correct b. c passes at"
     )
-    print("at once, b by b1, a never. R: credit. A: advantage among siblings. gamma is 0.9.\n")
-    print("attempt turn  reward  GRPO:  R      A  MERS:  R      A  MARS:  R      A")
+    print("once; b1 passes, too. R: credit. A: advantage among siblings. gamma is 0.9.\n")
+    print("attempt turn  reward  none:  R      A  MERS:  R      A  MARS:  R      A")
     print(*lines.values(), sep="\n")
     print("\nMERS of b: (0 + 0.9 * (1 + 0 + 0) / 3) / 2 = 0.15.")
     print("MARS of b: max(0, 1, 0, 0) = 1. So b is as good as c, though its own reward is 0.\n")

@@ -73,7 +73,7 @@ def worked_example():
 # The credit rules
 
 
-def test_the_specifications_worked_example():
+def test_the_worked_example():
     root = worked_example()
     propagate(root, "mars")
     assert [node.credit for node in root.children] == [0.5, 1.0, 1.0]
@@ -334,7 +334,7 @@ def test_pruning_reads_credit_and_changes_nothing():
 # The file by itself
 
 
-def test_it_works_alone_and_its_example_is_the_specifications(tmp_path):
+def test_it_works_alone_and_its_example_is_the_worked_one(tmp_path):
     shutil.copy(SOURCE, tmp_path)
     command = [sys.executable, "-I", "propagate.py"]
     run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)

@@ -68,7 +68,7 @@ def test_the_seven_steps_are_the_comments_of_the_loop():
 def test_the_columns_are_those_of_metrics_jsonl():
     section = README.split("What to watch")[1].split("\n## ")[0]
     first_cells = re.findall(r"^\| (`.*?) \|", section, re.MULTILINE)
-    named = re.findall(r"`(\w+)`", " ".join([*first_cells, section.split("Also there:")[1]]))
+    named = re.findall(r"`(\w+)`", " ".join([*first_cells, section.split("\nAlso: ")[1]]))
     made = {*murphy.describe([], [], turns=1), *murphy.update(None, None, [], murphy.Config())}
     assert set(named) == made | {"step", "lr", "sampling", "executing", "updating"}
 
@@ -86,7 +86,7 @@ def test_files_and_options_in_the_text_exist():
     assert [name for name in links + named if not (ROOT / name).exists()] == []
     known = murphy.Config.__dataclass_fields__ | EvalConfig.__dataclass_fields__
     options = {name.replace("-", "_") for name in re.findall(r"[ (`]--([a-z][\w-]*)", README)}
-    assert options - {*known} == {"nproc_per_node"}  # torchrun's
+    assert options - {*known} == {"help", "nproc_per_node"}  # the parser's, torchrun's
 
 
 def test_the_rows_of_a_problem_file_load(tmp_path):
