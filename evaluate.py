@@ -3,8 +3,9 @@
     python evaluate.py --model runs/x --benchmark doctest --control
 
 A chain is one problem's attempts; each one after the first is told what failed in those before it.
-It ends when the public tests pass. All tests give the verdict; with --oracle, or where no test is
-public, they give the feedback, too. Iter-k (paper): the share of problems solved in k attempts.
+It ends when the public tests pass; the verdict is by all tests. With --oracle, or if no test is
+public, all tests also give the feedback and end the chain. Iter-k (paper): the share of chains that
+are solved within k attempts, one chain a problem by default.
 In: a model, and problems. Out: samples.jsonl (a row per attempt), result.json, and a table.
 Needs torch, transformers, numpy, tree.py, executor.py and support/.
 """
@@ -33,7 +34,7 @@ from transformers.utils import logging as transformers_logging
 
 import executor
 from support import toy
-from support.problems import Problem, distinct, load_problems
+from support.problems import Problem, distinct, fingerprint, load_problems
 from support.ranks import gather, join
 from support.run import json_lines, read_settings, write
 from support.sampling import Sampler, check_model, encode, load_model, pick_device
@@ -58,15 +59,15 @@ def attempts(
     """Rows of `samples` independent chains per problem, each node of a chain a row.
 
     control: a sampler. It makes samples * iterations independent first attempts per problem: as
-    many as the chains may make, but without feedback (ours).
+    many as the chains make if none ends early, but without feedback (ours).
     """
     kinds = [("chain", sample, iterations, samples)]
     if control is not None:
         kinds.append(("control", control, 1, samples * iterations))
     rows = []
-    for kind, draw, turns, n in kinds:
+    for kind, sampler, turns, n in kinds:
         copies = [problem for problem in problems for _ in range(n)]
-        for i, chain in enumerate(iterate(copies, draw, execute, turns)):
+        for i, chain in enumerate(iterate(copies, sampler, execute, turns)):
             for node in chain:
                 row = {"task_id": copies[i].id, "kind": kind, "sample": i % n}
                 row |= {name: getattr(node, name) for name in FROM_NODE}
@@ -164,7 +165,7 @@ def outcomes(problems: list[Problem], rows: Rows) -> dict[str, dict[str, Any]]:
     for row in rows:
         solved_at = entries[row["task_id"]][row["kind"]]
         if row["turn"] <= 1:
-            solved_at.append(None)  # a new sample
+            solved_at.append(None)  # turn 1, or 0 if the prompt did not fit: a new chain begins
         if row["solved"] and solved_at[-1] is None:
             solved_at[-1] = row["turn"]
     return entries
@@ -186,7 +187,7 @@ def count(rows: Rows) -> dict[str, int]:
     programs = {(row["task_id"], row["sample"], row["code"] or row["text"]) for row in made}
     return {
         "attempts": len(made),
-        "repeated": len(made) - len(programs),  # the chain has made this program before
+        "repeated": len(made) - len(programs),  # programs that their chain had made before
         "truncated": sum(row["truncated"] for row in made),
         "too long": sum(row["unexpanded"] == "too long" for row in rows),
         "public only": sum(row["public_passed"] and not row["solved"] for row in made),
@@ -229,11 +230,13 @@ class EvalConfig:
     version: str | None = option(None, "LiveCodeBench: v6, or release_v6: all to v6", "problems")
     start_date: str | None = option(None, "LiveCodeBench: first contest date", "problems")
     end_date: str | None = option(None, "LiveCodeBench: last contest date, YYYY-MM-DD", "problems")
-    limit: int | None = option(None, "the first so many (toy worlds: 200)", "problems")
+    limit: int | None = option(None, "only the first N problems (toy worlds: 200)", "problems")
     oracle: bool = option(False, "all tests give feedback, not the public ones only", "problems")
     iterations: int = option(5, "attempts in a chain at most: the k of Iter-k", "sampling")
     samples: int = option(1, "independent chains per problem", "sampling")
-    control: bool = option(False, "pass@k of as many attempts without feedback", "sampling")
+    control: bool = option(
+        False, "pass@k of as many tries, no feedback (greedy: at 0.8)", "sampling"
+    )
     temperature: float | None = option(None, "0: greedy (toy worlds: 1; else: 0)", "sampling")
     max_new_tokens: int | None = option(None, "of an answer (toy: 16; else: 1024)", "sampling")
     sample_tokens: int = option(32_768, "of a batch: fewer need less memory", "sampling")
@@ -283,7 +286,7 @@ def run(config: EvalConfig) -> None:
     model, sample, control = load_samplers(config, problems)
     sample_of_weights = [w.flatten()[::1000].tolist() for w in model.parameters()]
     settings["weights"] = zlib.crc32(repr(sample_of_weights).encode())  # same path, other model?
-    settings["problems"] = zlib.crc32(repr(problems).encode())
+    settings["problems"] = fingerprint(problems)
     check_folder(folder, settings)
 
     rows = read_samples(folder / "samples.jsonl")

@@ -14,7 +14,7 @@ import shutil
 import sys
 import zlib
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ import transformers
 
 import executor
 from support import ranks, toy
-from support.problems import distinct, load_problems
+from support.problems import distinct, fingerprint, load_problems
 from support.run import cut_log, json_lines, load, save, write
 from support.sampling import Sampler, encode, load_model
 from support.settings import flag
@@ -227,12 +227,6 @@ def strip(plain: dict) -> None:
     plain.update(prompt=[], prompt_ids=[], text="", code="", feedback="")
     for child in plain["children"]:
         strip(child)
-
-
-def fingerprint(problems: list) -> int:
-    """A number that names the problems, without their time limits, which the machine decides."""
-    text = repr([replace(problem, timeout=None) for problem in problems])
-    return zlib.crc32(text.encode("utf-8", "replace"))
 
 
 def versions(device: torch.device) -> dict[str, Any]:
