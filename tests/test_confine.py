@@ -125,6 +125,7 @@ def test_remove_follows_no_link_and_needs_no_right(tmp_path):
         deep = inner
     os.close(deep)
     (folder / "locked").mkdir(0o000)
+    (folder / "outer" / "locked").mkdir(0o000, parents=True)
     confine.remove(str(folder))
     folder.symlink_to(kept)  # a program put a link in its place
     confine.remove(str(folder))
