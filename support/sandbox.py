@@ -21,7 +21,6 @@ import atexit
 import builtins
 import collections
 import contextlib
-import copy
 import functools
 import gc
 import importlib
@@ -44,7 +43,7 @@ PRELOADED = ("bisect", "cmath", "copy", "enum", "heapq", "math", "random", "stri
 ATOMS = {str, bool, float, type(None)}
 SHARED = """int float complex str bool bytes list tuple dict set frozenset range object type len
     sum min max abs round sorted reversed repr all any ord chr hex bin oct divmod pow hash
-    isinstance issubclass callable map filter zip enumerate NotImplemented"""
+    isinstance issubclass callable map filter zip enumerate"""
 SHARED = set(SHARED.split())  # builtins that cross by name: the judge calls them, so none does harm
 
 
@@ -168,7 +167,6 @@ class Wire:
         self.numbers: dict = {}  # the numbers, by id
         self.before: dict = {}  # the contents when both sides were last equal, by number
         self.count = 0
-        self.undone: dict = {}  # what the last message changed here, as it was before
 
     def write(self, *values: Any, gone: Any = (), tell_changes: bool = True) -> str:
         """A message. Raises TypeError for what cannot cross, ValueError for absurd sizes."""
@@ -194,10 +192,9 @@ class Wire:
     def read(self, text: str) -> list:
         """The values of a message. From a hostile program any exception may follow."""
         gone, changes, *values = json.loads(text)
-        first, self.undone = self.count, {}
+        first = self.count
         for number, parts in changes:
             x = self.objects[number]
-            self.undone[number] = fill(copy.copy(x), self.before[number])
             new = self.unpack_all(parts)
             if self.other.may_change(x):
                 fill(x, new)
@@ -295,14 +292,13 @@ class Program:
         self.wire = Wire(self)
         self.kept: list = []  # what the judge knows by a number: objects, classes, iterators
         self.numbers: dict = {}  # the numbers, by id
-        self.told: set = set()  # ids of the classes that the judge was told of
+        self.classes: set = set()  # names of the tests: such a class stays a class
         self.broken: dict = {}  # what ended an iterator, for the next request to tell
 
     def serve(self) -> None:
         """Define the program, then answer until the judge ends this process."""
         start = json.loads(receive(self.connection))
-        self.classes = set(start["names"])  # a class that the tests name stays a class
-        self.operators = start["operators"]  # the dunder methods that the tests may use
+        self.classes = set(start["names"])
         main = start["module"] == "__main__"
         module = types.ModuleType(start["module"])
         sys.modules[start["module"]] = sys.modules["__main__"] = module
@@ -322,7 +318,7 @@ class Program:
             if function == "take items":
                 function = self.take
             elif isinstance(function, str):
-                function, args = method(args[0], function), args[1:]
+                function = functools.partial(run_named, function)
             value = function(*args, **(kwargs or {}))
         except BaseException as fault:
             error = fault
@@ -363,8 +359,7 @@ class Program:
             if trace.tb_frame.f_code.co_filename == "<solution>":
                 line = trace.tb_lineno
             trace = trace.tb_next
-        kind = self.export_class(type(error))
-        return ["error", kind, self.keep(error), text, wire.pack(args), line]
+        return ["error", lineage(type(error)), self.keep(error), text, wire.pack(args), line]
 
     def keep(self, x: Any) -> int:
         if id(x) not in self.numbers:
@@ -375,36 +370,27 @@ class Program:
     def export(self, x: Any, wire: Wire) -> list:
         """What is no data: shared by name, made plain, or kept here under a number."""
         kind = type(x)
-        name = "NotImplemented" if x is NotImplemented else getattr(x, "__name__", "")
+        name = getattr(x, "__name__", "")
         if name in SHARED and getattr(builtins, name) is x:
             return ["shared", name]
         if isinstance(x, type) and issubclass(x, BaseException):
-            return self.export_class(x)
+            return ["class", *lineage(x)]
         if isinstance(x, BaseException):
             return self.export_error(x, wire)
-        names = [base.__name__ for base in kind.__mro__]
-        if self.classes.isdisjoint(names):
+        if isinstance(x, types.MethodType):
+            return ["method", name, *self.export_object(x.__self__)]
+        if self.classes.isdisjoint(base.__name__ for base in kind.__mro__):
             for base in kind.__mro__:
                 if base in NAMES:  # a subclass crosses as its base
                     return wire.pack(PLAIN.get(base, base)(x))
             if isinstance(x, collections.abc.Iterator) and kind.__module__ != "solution":
                 return ["stream", self.keep(x), isinstance(x, types.GeneratorType)]
-        about = ["object", self.keep(x), -1 - self.keep(kind), hash_of(x)]
-        if id(kind) in self.told:
-            return about
-        self.told.add(id(kind))
-        own = [operator for operator in self.operators if is_own(kind, operator)]
-        if callable(x):
-            own.append("__call__")
-        functions = (types.FunctionType, types.MethodDescriptorType)
-        parts = [name for name in dir(kind) if name[:2] != "__"]
-        methods = [name for name in parts if isinstance(getattr(kind, name, None), functions)]
-        return [*about, names, own, methods]
+        return ["object", *self.export_object(x)]
 
-    def export_class(self, kind: type) -> list:
-        """An exception class: number, module, name, and its bases."""
-        bases = [self.export_class(base) for base in kind.__bases__ if base is not object]
-        return ["class", self.keep(kind), str(kind.__module__), kind.__name__[:60], *bases]
+    def export_object(self, x: Any) -> list:
+        """What stays here: its number, and the name of its class (for a class: its own)."""
+        kind = f"class {x.__name__}" if isinstance(x, type) else type(x).__name__
+        return [self.keep(x), kind[:60]]
 
     def may_change(self, x: Any) -> bool:
         return True
@@ -419,28 +405,22 @@ class Program:
 PLAIN = {int: int.__index__, float: float.__float__, str: str.__str__}  # not to be overridden
 
 
-def is_own(kind: type, name: str) -> bool:
-    """A class defines this dunder method, or inherits it from another than object."""
-    if name == "__str__" and is_own(kind, "__repr__"):  # str() goes by it
-        return True
-    method = getattr(kind, name, None)
-    return name in dir(kind) and method not in (None, getattr(object, name, None))
+def lineage(kind: type) -> list:
+    """An exception class as the judge finds it: (module, name) of it and of its bases."""
+    return [[str(base.__module__), base.__name__[:60]] for base in kind.__mro__[:-1]]
 
 
-def hash_of(x: Any) -> int | None:
-    """The hash by which the judge may put an object that has an equality into a set."""
-    if not is_own(type(x), "__hash__"):
-        return None
-    try:
-        return hash(x)
-    except Exception:
-        return None
-
-
-def method(owner: Any, name: str) -> Any:
-    if name.startswith("__"):
-        return functools.partial(getattr(type(owner), name), owner)
-    return getattr(owner, name)
+def run_named(name: str, owner: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call a method of an object, or do what an operator does: "__len__" stands for len()."""
+    if not name.startswith("__"):
+        return getattr(owner, name)(*args, **kwargs)
+    if name in ("__enter__", "__exit__"):
+        function = getattr(type(owner), name)
+    elif name in dir(operator):
+        function = getattr(operator, name)
+    else:  # len, str, bool and the like
+        function = getattr(builtins, name.strip("_"))
+    return function(owner, *args)
 
 
 def define(space: dict, context: str, code: str) -> BaseException | None:
