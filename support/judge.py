@@ -78,17 +78,12 @@ UNHOSTED = {  # what a test file may not use
 DATA = (str, bytes, list, tuple, dict, set, int, float, complex, range, collections.Counter)
 METHODS = set(itertools.chain(*map(dir, DATA))) | words("popleft appendleft all any tolist")
 FIELDS = words("value shape dtype ndim size T real imag args __name__")  # of data that are read
-ARITHMETIC = words("add sub mul truediv floordiv mod pow matmul and or xor lshift rshift")
-FAMILIES = [  # who has one of these may be asked for the others
-    words("str repr format", "__{}__"),
-    words("lt le gt ge", "__{}__"),
-    words("eq hash", "__{}__"),
-    words("len bool iter next contains getitem reversed", "__{}__"),
-    *(words(f"{word} r{word} i{word}", "__{}__") for word in ARITHMETIC),
-]
-INHERITED = set().union(*FAMILIES[:4])  # what a base or a decorator may give a class
-OTHERS = words("setitem delitem neg pos abs invert index int float complex round enter exit")
-OPERATORS = set().union(*FAMILIES, words(" ".join(OTHERS), "__{}__"))
+OPERATORS = words(  # what tests may do with the program's objects; equality is apart
+    "len iter next reversed contains getitem setitem delitem enter exit lt le gt ge neg pos abs "
+    "invert index int float complex round str repr format bool hash add radd iadd sub rsub isub "
+    "mul rmul imul truediv rtruediv floordiv rfloordiv mod rmod pow rpow matmul and rand or ror xor",
+    "__{}__",
+)
 
 
 class Unscorable(BaseException):
@@ -128,7 +123,7 @@ class Plan:
         self.tests: list = []
         self.units: list[Unit] = []
         self.names: set[str] = {self.entry.partition(".")[0], "Solution"}
-        self.operators: set[str] = set()  # dunder methods that reach the program's objects
+        self.operators = False  # operators reach the program's objects
         self.objects = kind == "functional"  # attributes reach the program's objects
         if kind not in ("assert", "stdin", "functional"):
             raise Unscorable(f"its kind is {kind!r}, expected assert, stdin or functional")
@@ -161,6 +156,7 @@ class Plan:
         refuse(whole)
         self.find_names(whole, reference)
         self.find_objects(whole, reference)
+        self.refuse_own_exceptions(whole)
         for tree, (_, *marks) in zip(trees, items, strict=True):
             self.marks = marks
             self.units.append(self.read_unit(tree))
@@ -187,29 +183,34 @@ class Plan:
         self.names -= {"*"}
 
     def find_objects(self, tests: ast.Module, reference: ast.Module) -> None:
-        """Which operators and attributes of the program's objects tests may use.
+        """Whether tests may use operators and attributes of the program's objects.
 
-        A program must not decide that its object equals an answer. So an operator needs a class in
-        the reference that has it; a class with bases or decorators has the INHERITED ones.
-        Attributes need a class in the reference, or tests that use attributes which no data has.
-        Without a reference, a name in capitals stands for a class with all operators.
+        A program must not decide that its object equals an answer. So operators need a class in
+        the reference that has one, a base or a decorator. Attributes need a class in the reference,
+        or tests that use attributes which no data has. Without a reference, a name in capitals
+        stands for a class.
         """
         classes = find(reference, ast.ClassDef)
-        self.operators = set()
-        if not reference.body and any(name[:1].isupper() for name in self.names):
-            self.operators = OPERATORS
+        self.operators = not reference.body and any(name[:1].isupper() for name in self.names)
         for node in classes:
-            self.operators |= {part.name for part in find(node, ast.FunctionDef)} & OPERATORS
+            methods = {part.name for part in find(node, ast.FunctionDef)}
             bases = " ".join(map(ast.unparse, node.bases + node.decorator_list))
-            if bases and not re.search("Error|Exception", bases):
-                self.operators |= INHERITED
-        for family in FAMILIES:
-            if self.operators & family:
-                self.operators |= family
+            if methods & (OPERATORS | {"__eq__"}) or re.sub(r"\w*(Error|Exception)", "", bases):
+                self.operators = True
         modules = own_names(tests, (ast.Import, ast.ImportFrom)) | {"self", "solution"}
         uses = find(tests, ast.Attribute)
         used = {node.attr for node in uses if ast.unparse(node.value) not in modules}
         self.objects = bool(classes or self.operators or used - METHODS - FIELDS)
+
+    def refuse_own_exceptions(self, tests: ast.Module) -> None:
+        """No class of the program is a class of the judge, so none can be expected or caught."""
+        expected = [node.type for node in find(tests, ast.ExceptHandler) if node.type]
+        for node in find(tests, ast.Call):
+            if ast.unparse(node.func) in ("raises", "pytest.raises"):
+                expected += node.args[:1]
+        for node in expected:
+            if mentions(node, self.names - set(dir(builtins))):
+                raise Unscorable(f"a test expects {ast.unparse(node)}, a class of the solution")
 
     def read_unit(self, tree: ast.Module) -> Unit:
         """Wrap each statement that asserts, and collect the test functions."""
@@ -376,7 +377,9 @@ def own_names(tree: ast.AST, kinds: Any = ast.AST) -> set:
 
 
 def is_exception_class(x: Any) -> bool:
-    return isinstance(x, type) and issubclass(x, BaseException)
+    """Of Python, its library or a package: none that ends the judge or a test of pytest."""
+    usual = isinstance(x, type) and issubclass(x, BaseException)
+    return usual and (x.__module__ == "builtins" or issubclass(x, Exception))
 
 
 def refuse(tests: ast.Module) -> None:
@@ -582,8 +585,6 @@ class Link:
         if isinstance(x, Missing):
             return ["missing"]
         owner = x if isinstance(x, Remote) else self.streams.get(id(x), (None,))[0]
-        if isinstance(x, BaseException):
-            owner = getattr(x, "_remote", None)
         if owner is not None:
             return ["object", owner._number]
         name = getattr(x, "__name__", None)
@@ -638,33 +639,19 @@ class Link:
                 return
             yield from items
 
-    def load_class(self, wire: Wire, *lineage: list) -> type:
-        """An exception class: the judge's own, or a stand-in with the program's bases.
-
-        lineage: (module, name) of it and of its bases.
-        """
-        (module, name), *bases = lineage
-        known = getattr(sys.modules.get(module), name, None)
-        if is_exception_class(known) and (module == "builtins" or issubclass(known, Exception)):
-            return known
-        key = json.dumps(lineage)
-        if key not in self.known:
-            parent = self.load_class(wire, *bases)
-            parents = (parent,) if issubclass(parent, Raised) else (Raised, parent)
-            self.known[key] = type(name, parents, {})
-        return self.known[key]
-
-    def load_error(self, wire: Wire, lineage: list, number: int, text: str, args: Any, line: int):
-        """An exception as the tests know it."""
-        kind, args = self.load_class(wire, *lineage), wire.unpack(args)
-        args = args if isinstance(args, tuple) else (text,)
+    def load_error(self, wire: Wire, lineage: list, text: str, args: Any, line: int) -> Any:
+        """An exception as the nearest class that the judge has. lineage: its class and bases."""
+        args, kind = wire.unpack(args), None
+        if lineage[0][0] == "solution" or not isinstance(args, tuple):
+            args = (text,)
+        while not is_exception_class(kind):
+            (module, name), *lineage = lineage
+            kind = getattr(sys.modules.get(module), name, None)
         try:
             error = kind.__new__(kind, *args)
         except Exception:
             error = RuntimeError.__new__(RuntimeError)
-        error.args = args
-        error._line, error._text = int(line), str(text)
-        error._remote = Remote(self, int(number), kind.__name__)
+        error.args, error._line, error._text = args, int(line), str(text)
         return error
 
 
@@ -695,23 +682,19 @@ class Remote:
         self._link.ask("", setattr, self, name, value)
 
     def __instancecheck__(self, x: Any) -> bool:
-        try:
-            return self._link.ask("", isinstance, x, self)
-        except TypeError:  # what cannot cross is nothing of the program's
-            self._link.unsent = None
-            return False
+        return isinstance(x, Remote) and self._link.ask("", isinstance, x, self)
 
     def __subclasscheck__(self, x: Any) -> bool:
         return self._link.ask("", issubclass, x, self)
 
     def _operator(self, name: str, *args: Any) -> Any:
         """Have the program do what an operator does, if the reference has it."""
-        if name in self._link.plan.operators:
+        if self._link.plan.operators:
             return self._link.ask("", name, self, *args)
         if name in ("__str__", "__repr__", "__format__"):
             return f"<{self._label} object>"
-        if name == "__bool__":
-            return True
+        if name in ("__bool__", "__hash__"):
+            return name == "__bool__" or hash(self._number)
         raise TypeError(f"<{self._label} object> has no {name}")
 
     def __eq__(self, other: Any) -> bool:
@@ -720,9 +703,7 @@ class Remote:
         return self is other or self._link.ask("", "__eq__", self, other)
 
     def __hash__(self) -> int:
-        if "__hash__" in self._link.plan.operators:
-            return self._operator("__hash__")
-        return hash(self._number)
+        return self._operator("__hash__")
 
 
 def operator_method(name: str) -> Any:
@@ -732,7 +713,7 @@ def operator_method(name: str) -> Any:
     return method
 
 
-for operator_name in OPERATORS - {"__eq__", "__hash__"}:
+for operator_name in OPERATORS - {"__hash__"}:
     setattr(Remote, operator_name, operator_method(operator_name))
 
 
@@ -741,18 +722,6 @@ class Missing(Remote):
 
     def __getattr__(self, name: str) -> Any:
         return self()
-
-
-class Raised:
-    """What the stand-in for an exception class of the program can do."""
-
-    _remote = _text = None
-
-    def __str__(self) -> str:
-        return super().__str__() if self._text is None else self._text
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._remote, name)
 
 
 # ---------------------------------------------------------------------- running tests
@@ -1065,7 +1034,7 @@ def same_numbers(*lines: str) -> bool:
 
 def message(error: BaseException) -> str:
     try:
-        return str(getattr(error, "_text", None) or error)
+        return getattr(error, "_text", "") or str(error)
     except Exception:  # the display of a value in it raises
         return ""
 

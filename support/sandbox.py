@@ -347,7 +347,7 @@ class Program:
         return items
 
     def export_error(self, error: BaseException, wire: Wire) -> list:
-        """An exception: class, number, message, arguments, the line of the program."""
+        """An exception: class and bases, message, arguments, the line of the program."""
         text, args = "", None
         with contextlib.suppress(BaseException):  # its own __str__, and what cannot cross
             text = str(error)[:4000]
@@ -359,7 +359,8 @@ class Program:
             if trace.tb_frame.f_code.co_filename == "<solution>":
                 line = trace.tb_lineno
             trace = trace.tb_next
-        return ["error", lineage(type(error)), self.keep(error), text, wire.pack(args), line]
+        lineage = [[base.__module__, base.__name__[:60]] for base in type(error).__mro__[:-1]]
+        return ["error", lineage, text, wire.pack(args), line]
 
     def keep(self, x: Any) -> int:
         if id(x) not in self.numbers:
@@ -373,8 +374,6 @@ class Program:
         name = getattr(x, "__name__", "")
         if name in SHARED and getattr(builtins, name) is x:
             return ["shared", name]
-        if isinstance(x, type) and issubclass(x, BaseException):
-            return ["class", *lineage(x)]
         if isinstance(x, BaseException):
             return self.export_error(x, wire)
         if isinstance(x, types.MethodType):
@@ -405,21 +404,17 @@ class Program:
 PLAIN = {int: int.__index__, float: float.__float__, str: str.__str__}  # not to be overridden
 
 
-def lineage(kind: type) -> list:
-    """An exception class as the judge finds it: (module, name) of it and of its bases."""
-    return [[str(base.__module__), base.__name__[:60]] for base in kind.__mro__[:-1]]
-
-
 def run_named(name: str, owner: Any, *args: Any, **kwargs: Any) -> Any:
     """Call a method of an object, or do what an operator does: "__len__" stands for len()."""
     if not name.startswith("__"):
         return getattr(owner, name)(*args, **kwargs)
-    if name in ("__enter__", "__exit__"):
-        function = getattr(type(owner), name)
-    elif name in dir(operator):
+    plain = name.strip("_")
+    if name in dir(operator):
         function = getattr(operator, name)
-    else:  # len, str, bool and the like
-        function = getattr(builtins, name.strip("_"))
+    elif hasattr(builtins, plain) and plain != "exit":
+        function = getattr(builtins, plain)
+    else:  # such as __enter__ and __radd__
+        function = getattr(type(owner), name)
     return function(owner, *args)
 
 
