@@ -54,7 +54,7 @@ from pathlib import Path
 from typing import Any
 
 from support.confine import remove
-from support.sandbox import Wire, receive, send
+from support.sandbox import Wire, receive, send, shorten
 
 PYTHON = sys.executable  # runs the programs: they can import what is installed for it
 FIELDS = ("kind", "tests", "public_tests", "entry_point", "context", "reference")  # of a problem
@@ -365,16 +365,8 @@ def escape(text: str) -> str:
     if not text.isprintable():
         parts = [c if c.isprintable() else c.encode("unicode_escape").decode() for c in text]
         text = "".join(parts)
-    text = MARKS.sub(lambda match: match[0] + "\\", text)
-    return re.sub(r"\bat 0x[0-9a-fA-F]+", "at 0x...", text)
-
-
-def shorten(text: str, room: int) -> str:
-    """At most `room` characters of a text: its head and its tail, with the cut marked."""
-    if len(text) <= room:
-        return text
-    half = max(0, room - 26) // 2
-    return f"{text[:half]}...[{len(text) - 2 * half} cut]...{text[len(text) - half :]}"
+    text = re.sub(r"\bat 0x[0-9a-fA-F]+", "at 0x...", text)  # another address in each run
+    return MARKS.sub(lambda match: match[0] + "\\", text)
 
 
 # ---------------------------------------------------------------------- known programs

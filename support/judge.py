@@ -50,7 +50,7 @@ import types
 from typing import Any
 
 from support import confine
-from support.sandbox import CHANGEABLE, SHARED, Wire, receive, send, zygote
+from support.sandbox import CHANGEABLE, SHARED, Wire, receive, send, shorten, zygote
 
 
 def words(text: str, form: str = "{}") -> set:
@@ -81,7 +81,7 @@ FIELDS = words("value shape dtype ndim size T real imag args __name__")  # of da
 OPERATORS = words(  # what tests may do with the program's objects; equality is apart
     "len iter next reversed contains getitem setitem delitem enter exit lt le gt ge neg pos abs "
     "invert index int float complex round str repr format bool hash add radd iadd sub rsub isub "
-    "mul rmul imul truediv rtruediv floordiv rfloordiv mod rmod pow rpow matmul and rand or ror xor",
+    "mul rmul imul truediv rtruediv floordiv rfloordiv mod rmod pow rpow matmul and or xor",
     "__{}__",
 )
 
@@ -431,16 +431,13 @@ class Link:
         self.quiet = self.asked = False  # asking is not allowed now; it was tried
         self.last: Any = None  # the last call as (its line of code, its value)
         self.cpu_seconds = 0.0
-        self.guarded: set = set()  # ids of what no program may change
-        self.known: dict = {}  # stand-ins by the program's number, their classes by name
-        self.methods: set = set()  # (class, name) of attributes that were found to be methods
-        self.streams: dict = {}  # iterators: id -> (number, iterator)
+        self.values = Values(self)
 
     def launch(self, source: int = 0, sink: int = 1) -> None:
         """A new process begins to run the program."""
         self.stop()
         self.death = None
-        self.wire = Wire(self)
+        self.wire = Wire(self.values)
         self.patience = 1.5 * self.limits["timeout"] + 3  # seconds; CPU time decides, as a rule
         self.socket, theirs = socket.socketpair()
         with theirs:
@@ -542,8 +539,9 @@ class Link:
             self.asked = True
             raise Asked
         if label:
-            self.last = (shown_call(label, args[isinstance(function, str) :], kwargs), NOTHING)
-        wire = Wire(self) if isinstance(function, Missing) else self.wire
+            shown = args[1:] if isinstance(function, str) else args  # without the owner of a method
+            self.last = (shown_call(label, shown, kwargs), NOTHING)
+        wire = Wire(self.values) if isinstance(function, Missing) else self.wire
         try:
             request = wire.write(function, kwargs or None, *args, gone=self.unseen(wire))
         except (TypeError, ValueError, RecursionError) as error:
@@ -571,6 +569,17 @@ class Link:
             if room < 0 or sys.getrefcount(x) <= 3:  # in wire.objects, as x, as an argument
                 numbers.append(number)
         return numbers
+
+
+class Values:
+    """What is no data, on its way between the tests and one program (see Wire)."""
+
+    def __init__(self, link: Link) -> None:
+        self.link = link
+        self.guarded: set = set()  # ids of what no program may change
+        self.known: dict = {}  # stand-ins by the program's number, their classes by name
+        self.methods: set = set()  # (class, name) of attributes that were found to be methods
+        self.streams: dict = {}  # iterators: id -> (stand-in, iterator)
 
     def may_change(self, x: Any) -> bool:
         """No program changes what modules of this process hold, such as keyword.kwlist."""
@@ -615,17 +624,17 @@ class Link:
             name = f"class {kind}"
             if name not in self.known:
                 self.known[name] = type(kind, (Remote,), {})
-            self.known[number] = self.known[name](self, int(number), kind)
+            self.known[number] = self.known[name](self.link, int(number), kind)
         return self.known[number]
 
     def load_method(self, wire: Wire, name: str, number: int, kind: str) -> Any:
         """A method of an object; from now on it is called in one message."""
         owner = self.load_object(wire, number, kind)
         self.methods.add((kind, name))
-        return functools.partial(self.ask, f"{owner._label}.{name}", name, owner)
+        return functools.partial(self.link.ask, f"{owner._label}.{name}", name, owner)
 
     def load_stream(self, wire: Wire, number: int, is_generator: bool) -> Any:
-        remote = Remote(self, number, "iterator")
+        remote = Remote(self.link, number, "iterator")
         stream = self.stream(remote) if is_generator else itertools.chain(self.stream(remote))
         self.streams[id(stream)] = (remote, stream)
         return stream
@@ -634,7 +643,7 @@ class Link:
         """The items of an iterator of the program: the first ones singly, then in batches."""
         for size in itertools.chain([1] * 8, (2**n for n in range(1, 10)), itertools.repeat(1000)):
             try:
-                items = self.ask("", "take items", remote, size)
+                items = self.link.ask("", "take items", remote, size)
             except StopIteration:
                 return
             yield from items
@@ -668,7 +677,7 @@ class Remote:
 
     def __getattr__(self, name: str) -> Any:
         link = self._link
-        if (self._kind, name) in link.methods:
+        if (self._kind, name) in link.values.methods:
             return functools.partial(link.ask, f"{self._label}.{name}", name, self)
         asked = name in ("__name__", "__doc__") or (link.plan.objects and name[:2] != "__")
         if not asked:
@@ -749,8 +758,10 @@ class Run:
             self.link.stop()
         graded, shown = [], []
         for outcome, (_, is_graded, is_public) in zip(self.outcomes, self.plan.tests, strict=True):
-            graded += [outcome == PASSED] * is_graded
-            shown += [outcome] * is_public
+            if is_graded:
+                graded.append(outcome == PASSED)
+            if is_public:
+                shown.append(outcome)
         shown = shown or self.outcomes
         found = {status for status, _ in self.outcomes}
         order = ("timeout", "memory", "failed", "error", "passed")
@@ -927,14 +938,14 @@ class Run:
         if isinstance(error, ImportError) and error.name == "solution":
             name = re.search(r"name '(\w+)'|$", error.msg)[1]
             return "error", f"the program does not define {name}"
-        text = f"{type(error).__name__}: {cut(message(error), 300)}".removesuffix(": ")
+        text = f"{type(error).__name__}: {shorten(message(error), 300)}".removesuffix(": ")
         if hasattr(error, "_line"):  # raised by the program
             lines = ["", *self.link.code.splitlines()]
             if 0 < error._line < len(lines):
-                text += f" (line {error._line}: {cut(lines[error._line].strip(), 120)})"
+                text += f" (line {error._line}: {shorten(lines[error._line].strip(), 120)})"
             return "memory" if isinstance(error, MemoryError) else "error", f"{call} raised {text}"
         printed = self.plan.kind == "stdin"
-        expected = cut(source, 200)
+        expected = shorten(source, 200)
         if not isinstance(error, Unequal):
             expected += f" ({text})"
         elif any(side is value for side in error.args):
@@ -1039,15 +1050,6 @@ def message(error: BaseException) -> str:
         return ""
 
 
-def cut(text: str, room: int) -> str:
-    """At most `room` characters of a text: its head and its tail, with the cut marked."""
-    text = re.sub(r"\bat 0x[0-9a-fA-F]+", "at 0x...", text)  # another address in each run
-    half = max(0, room - 26) // 2
-    if len(text) <= room:
-        return text
-    return f"{text[:half]}...[{len(text) - 2 * half} cut]...{text[len(text) - half :]}"
-
-
 class Shown(reprlib.Repr):
     """repr of bounded size, the same for the same value."""
 
@@ -1061,7 +1063,7 @@ class Shown(reprlib.Repr):
         return f"<{x._label} object>" if isinstance(x, Remote) else super().repr1(x, level)
 
     def repr_str(self, x: str, level: int) -> str:
-        return super().repr_str(cut(x, self.maxstring), level)
+        return super().repr_str(shorten(x, self.maxstring), level)
 
     def repr_set(self, x: set, level: int) -> str:
         if not x:
@@ -1078,7 +1080,7 @@ def shown_call(label: str, args: tuple, kwargs: dict) -> str:
     """A call as a line of code, with its arguments as they are before it."""
     words = [show(x, 100) for x in args]
     words += [f"{name}={show(x, 100)}" for name, x in kwargs.items()]
-    return cut(f"{label}({', '.join(words)})", 300)
+    return shorten(f"{label}({', '.join(words)})", 300)
 
 
 def show(x: Any, room: int = 200) -> str:
@@ -1090,7 +1092,7 @@ def show(x: Any, room: int = 200) -> str:
     try:
         if isinstance(x, (bool, float)):
             return repr(x)
-        return repr(cut(x, room)) if isinstance(x, str) else cut(Shown(room).repr(x), room)
+        return repr(shorten(x, room)) if isinstance(x, str) else shorten(Shown(room).repr(x), room)
     except Exception:
         return f"a {type(x).__name__} that cannot be shown"
 

@@ -99,33 +99,29 @@ def make_namedtuple(name: str, size: int, *parts: Any) -> tuple:
     return collections.namedtuple(name, parts[:size])(*parts[size:])
 
 
-KINDS = {  # kind: (type, the parts of a value, the value from its parts)
-    "list": (list, contents, None),  # lists and dicts may hold themselves: see unpack
+KINDS = {  # kind: (type, the parts of a value, the value from its parts; None: filled, see unpack)
+    "list": (list, contents, None),
     "dict": (dict, contents, None),
-    "tuple": (tuple, list, lambda *parts: parts),
-    "set": (set, list, lambda *parts: set(parts)),
-    "frozenset": (frozenset, list, lambda *parts: frozenset(parts)),
-    "bytearray": (bytearray, list, lambda *parts: bytearray(parts)),
-    "bytes": (bytes, lambda x: [x.decode("latin-1")], lambda text: text.encode("latin-1")),
-    "int": (int, lambda x: [hex(checked(x))], lambda text: checked(int(text, 16))),
-    "range": (range, lambda x: [x.start, x.stop, x.step], lambda *parts: checked(range(*parts))),
-    "complex": (complex, lambda x: [x.real, x.imag], complex),
-    "deque": (
-        collections.deque,
-        lambda x: [x.maxlen, *x],
-        lambda size, *parts: collections.deque(parts, size),
-    ),
-    "Counter": (collections.Counter, contents, lambda *parts: fill(collections.Counter(), parts)),
-    "OrderedDict": (
-        collections.OrderedDict,
-        contents,
-        lambda *parts: fill(collections.OrderedDict(), parts),
-    ),
+    "set": (set, list, None),
+    "bytearray": (bytearray, list, None),
+    "Counter": (collections.Counter, contents, None),
+    "OrderedDict": (collections.OrderedDict, contents, None),
     "defaultdict": (
         collections.defaultdict,
         lambda x: [x.default_factory, *contents(x)],
         lambda factory, *parts: fill(collections.defaultdict(factory), parts),
     ),
+    "deque": (
+        collections.deque,
+        lambda x: [x.maxlen, *x],
+        lambda size, *parts: collections.deque(parts, size),
+    ),
+    "tuple": (tuple, list, lambda *parts: parts),
+    "frozenset": (frozenset, list, lambda *parts: frozenset(parts)),
+    "bytes": (bytes, lambda x: [x.decode("latin-1")], lambda text: text.encode("latin-1")),
+    "int": (int, lambda x: [hex(checked(x))], lambda text: checked(int(text, 16))),
+    "range": (range, lambda x: [x.start, x.stop, x.step], lambda *parts: checked(range(*parts))),
+    "complex": (complex, lambda x: [x.real, x.imag], complex),
     "keys": (type({}.keys()), list, lambda *parts: dict.fromkeys(parts).keys()),
     "values": (type({}.values()), list, lambda *parts: dict(enumerate(parts)).values()),
     "items": (type({}.items()), list, lambda *parts: dict(parts).items()),
@@ -250,14 +246,15 @@ class Wire:
             return self.objects[parts[0]]
         if kind not in KINDS:
             return self.other.load(kind, parts, self)
-        if kind in ("list", "dict"):
-            value = KINDS[kind][0]()
+        plain, _, make = KINDS[kind]
+        if make is None:  # first noted, then filled: it may hold itself
+            value = plain()
             self.note(value)
             return fill(value, self.unpack_all(parts))
         number = self.note(None)
-        self.objects[number] = KINDS[kind][2](*self.unpack_all(parts))
-        self.numbers[id(self.objects[number])] = number
-        return self.objects[number]
+        value = make(*self.unpack_all(parts))
+        self.objects[number], self.numbers[id(value)] = value, number
+        return value
 
     def unpack_all(self, parts: list) -> list:
         return list(map(self.unpack, parts)) if list in set(map(type, parts)) else parts
@@ -282,6 +279,15 @@ def receive(connection: socket.socket, limit: float = 1e9, seconds: float | None
         if len(line) > limit:
             raise OverflowError("the message is too long")
     return line[:-1].decode()
+
+
+def shorten(text: str, room: int) -> str:
+    """At most `room` characters of a text: its head and its tail, with the cut marked."""
+    text = re.sub(r"\bat 0x[0-9a-fA-F]+", "at 0x...", text)  # another address in each run
+    if len(text) <= room:
+        return text
+    half = max(0, room - 26) // 2
+    return f"{text[:half]}...[{len(text) - 2 * half} cut]...{text[len(text) - half :]}"
 
 
 class Program:
