@@ -19,9 +19,11 @@ one as a whole. So this file has the tests 0 and 1:
         for n in range(9):                    with __test__(1):
             assert f(n) >= 0                      for n in range(9): assert f(n) >= 0
 
-`Run` runs them against one program, and its `Link` talks with that program. A failed test does not
-end those after it. Code that breaks off fails all tests that it did not reach. What the judge
-cannot host raises Unscorable, when the problem is read or when its tests meet an empty program.
+`Run` runs them against one program, and its `Link` talks with that program. What is no data stays
+there: `Values` makes a stand-in for it, a `Remote`. A failed test does not end those after it. Code
+that breaks off fails all tests that it did not reach. What the judge cannot host raises Unscorable,
+when the problem is read or when its tests meet an empty program.
+
 Needs the standard library (and pytest or numpy, where tests use them).
 """
 
@@ -605,8 +607,6 @@ class Values:
 
     def load(self, kind: str, parts: list, wire: Wire) -> Any:
         """What of the program is no data, for the tests."""
-        if kind == "iterator":
-            return parts
         return getattr(self, f"load_{kind}")(wire, *parts)
 
     def load_shared(self, wire: Wire, name: str) -> Any:
@@ -614,9 +614,6 @@ class Values:
         if name not in SHARED and not is_exception_class(value):
             raise ValueError(name)
         return value
-
-    def load_missing(self, wire: Wire) -> None:
-        return None
 
     def load_object(self, wire: Wire, number: int, kind: str) -> Any:
         """The stand-in for an object. Each class of the program has one of its own."""

@@ -378,7 +378,8 @@ class Program:
         """What is no data: shared by name, made plain, or kept here under a number."""
         kind = type(x)
         name = getattr(x, "__name__", "")
-        if name in SHARED and getattr(builtins, name) is x:
+        is_exception = isinstance(x, type) and issubclass(x, BaseException)
+        if (name in SHARED or is_exception) and getattr(builtins, name, None) is x:
             return ["shared", name]
         if isinstance(x, BaseException):
             return self.export_error(x, wire)

@@ -1,4 +1,7 @@
-"""What a program's process may not do. The programs run without namespaces, so that each rule stands alone."""
+"""What a program's process may not do.
+
+The programs run without namespaces, so that each rule stands alone.
+"""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Values and messages between judge and program, and what a program's process does when it is asked."""
+"""Values and messages between judge and program, and what a program does when it is asked."""
 
 import collections
 import itertools
