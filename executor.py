@@ -18,15 +18,18 @@ an answer. A program can lie only about the values of its own functions, so its 
 is to compute them. No exit status and nothing printed makes a test pass. support/judge.py says what
 a test is, support/sandbox.py how the program answers, support/confine.py what it cannot do.
 
-Bounds. A program has `timeout` CPU seconds over all its tests (of kind stdin: for each case; it is
-not run on the others once it ran out), and may hold the turn for 1.5 * timeout + 3 seconds. The
-judge has timeout + 4 CPU seconds of its own, which the kernel ends whatever it does. The trainer
-waits for a result at most `bound(timeout)` seconds, 70 by default, however many tests there are;
-then it ends the judge, and with it all the rest. When the trainer dies, so do they.
+Time. A program has `timeout` CPU seconds over all its tests; of kind stdin it has them for each
+case, and is not run on the other cases once it ran out. (Who undoes the exact timer has up to 1.5
+seconds more.) It may hold the turn for 1.5 * timeout + 3 seconds; 10 ms of each turn are free. The
+judge has timeout + 4 CPU seconds of its own; the kernel ends it then, in whatever C call it sits.
+The trainer waits for a result at most `bound(timeout)` seconds: 70 by default, however many tests
+there are. Then it ends the judge and all the rest. When the trainer dies, so do they.
 
-What is no plain value stays with the program. What a test file needs beyond that is "unscorable":
-a property of the problem, found with an empty program. Standard library only; Linux in full, macOS
-in part.
+What is not as in one process: the program's objects stay with the program, and none of them equals
+plain data. Lists and dicts that both sides hold are kept equal, up to 2,000 elements in all; of
+more, only what a call hands over is. Iterators are read ahead after eight items. What a test file
+needs beyond that makes its problem "unscorable": a property of the problem, found with an empty
+program. Standard library only; Linux in full, macOS in part.
 
     python executor.py        known programs and their verdicts
 """

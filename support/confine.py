@@ -28,6 +28,9 @@ RECURSIVE, PRIVATE, DETACH = 0x4000, 0x40000, 2
 LOCKED_FLAGS = 0xC08  # noexec, noatime, nodiratime: a user namespace may not drop them
 NEW_USER, NEW_MOUNT_PID_NET_IPC = 1 << 28, 0x6C020000
 
+SYSTEM = ("/usr", "/lib", "/lib64", "/bin", "/etc/ld.so.cache", "/nix/store")
+DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
+
 # Name, number on x86_64, number on aarch64 (-: it has none). These calls fail.
 DENIED = """
     fork 57 -                   vfork 58 -                  execve 59 221
@@ -52,6 +55,11 @@ LIMITED = """
     ioctl 16 29 1 never 0x8901 0x8902        # FIOSETOWN, SIOCSPGRP
     prctl 157 167 0 never 1                  # PR_SET_PDEATHSIG: it would outlive its zygote
 """
+
+
+def readable() -> list[str]:
+    """The paths that a program needs to run python. (sys.path changes: the judge's is not here.)"""
+    return [*SYSTEM, sys.base_prefix, sys.prefix, *filter(None, sys.path), *DEVICES]
 
 
 def call(name: str, *arguments: Any) -> None:
@@ -93,9 +101,7 @@ def enter_namespaces(folder: str) -> str:
 
     call("mount", "none", "/", None, PRIVATE | RECURSIVE, None)
     call("mount", "tmpfs", folder, "tmpfs", NO_SUID, "size=1m,mode=755")
-    devices = ["/dev/null", "/dev/zero", "/dev/random", "/dev/urandom"]
-    system = ["/usr", "/lib", "/lib64", "/bin", "/etc/ld.so.cache", "/nix/store"]
-    for path in [*system, sys.base_prefix, sys.prefix, *sys.path, *devices]:
+    for path in readable():
         _show(path, folder)
     for name, target in (("stdin", "/0"), ("stdout", "/1"), ("stderr", "/2"), ("fd", "")):
         os.symlink(f"/proc/self/fd{target}", f"{folder}/dev/{name}")
@@ -202,10 +208,10 @@ class Cage:
     def enter(self, limits: dict) -> None:
         """Give up all rights. From here on this process holds nothing worth stealing.
 
-        limits: timeout (CPU seconds, rounded up here) and memory_mb.
+        limits: timeout (CPU seconds; here half a second more, rounded up) and memory_mb.
         """
         wanted = {
-            resource.RLIMIT_CPU: math.ceil(limits["timeout"]),
+            resource.RLIMIT_CPU: math.ceil(limits["timeout"] + 0.5),
             resource.RLIMIT_AS: self.size + int(limits["memory_mb"] * (1 << 20)),
             resource.RLIMIT_CORE: 0,
             resource.RLIMIT_NOFILE: 128,
@@ -226,7 +232,8 @@ class Cage:
                 "capset", struct.pack("<Ii", 0x20080522, 0), bytes(24)
             )  # no capability, even as root
             die_with_parent()
-            write_only_in(os.getcwd())
+            if not self.scratch:
+                see_only(os.getcwd())
             prctl(DUMPABLE, 1)  # else it cannot open /dev/stdin, which is under /proc/self
             rows, place = len(self.rules) // 8, ctypes.addressof(self.rules)
             prctl(SECCOMP, 2, struct.pack("<HxxxxxxQ", rows, place))
@@ -236,15 +243,19 @@ def die_with_parent() -> None:
     prctl(PARENT_DEATH_SIGNAL, signal.SIGKILL)
 
 
-def write_only_in(folder: str) -> None:
-    """Deny writing to files outside of a folder (Landlock, where the kernel has it)."""
-    rights, one_file = 0x1FF2, 2  # write, remove and make files of any kind; write
-    ruleset = LIBRARY.syscall(444, struct.pack("<Q", rights), 8, 0)
+def see_only(folder: str) -> None:
+    """Write only in a folder; read only there and what python needs (Landlock)."""
+    everything, read_file, read_folder = 0x1FFE, 4, 8
+    ruleset = LIBRARY.syscall(444, struct.pack("<Q", everything), 8, 0)
     if ruleset < 0:
         return
-    for path, allowed in ((folder, rights), (os.devnull, one_file)):
+    rules = dict.fromkeys(filter(os.path.exists, readable()), read_file | read_folder)
+    rules |= {folder: everything, "/proc/self": read_file | read_folder, os.devnull: read_file | 2}
+    for path, rights in rules.items():
+        if not os.path.isdir(path):
+            rights &= ~read_folder
         file = os.open(path, os.O_PATH)
-        call("syscall", 445, ruleset, 1, struct.pack("<Qi", allowed, file), 0)
+        call("syscall", 445, ruleset, 1, struct.pack("<Qi", rights, file), 0)
         os.close(file)
     call("syscall", 446, ruleset, 0)
     os.close(ruleset)

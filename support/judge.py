@@ -476,7 +476,7 @@ class Link:
         send(self.control, "stop")
         code, seconds = json.loads(receive(self.control))
         self.cpu_seconds = max(self.cpu_seconds, seconds)
-        return code, code == -signal.SIGPROF or seconds > 0.98 * self.limits["timeout"]
+        return code, code == -signal.SIGPROF or seconds > 0.95 * self.limits["timeout"]
 
     def die(self, status: str, text: str) -> None:
         self.death = Died(status, text)

@@ -135,11 +135,11 @@ CHANGEABLE = (list, dict, set, bytearray, collections.deque)
 def kind_of(x: Any) -> str | None:
     """Which row of KINDS a value goes by."""
     kind = type(x)
+    if kind in NAMES:
+        return NAMES[kind]
     if isinstance(x, tuple) and hasattr(kind, "_fields"):
         return "namedtuple"
-    if kind.__module__ == "numpy" and hasattr(x, "tolist"):
-        return "numpy"
-    return NAMES.get(kind)
+    return "numpy" if kind.__module__ == "numpy" and hasattr(x, "tolist") else None
 
 
 class Wire:

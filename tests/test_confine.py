@@ -75,17 +75,20 @@ def test_no_network_but_local_sockets_and_threads(tmp_path):
     assert confined(tmp_path, program) == ["no", "no", "yes", "yes"]
 
 
-def test_files_are_written_in_the_own_folder_only(tmp_path):
+def test_files_are_seen_in_the_own_folder_only(tmp_path):
     outside = tmp_path / "outside"
+    secret = tmp_path / "secret"
+    secret.write_text("x")
     program = attempts(
         "open('mine', 'w').close()",
         "open(os.devnull, 'w').close()",
-        "os.listdir('/')",
+        "os.listdir(os.path.dirname(os.__file__))",
         f"open({str(outside)!r}, 'w').close()",
         f"os.mkdir({str(outside)!r})",
+        f"open({str(secret)!r}).close()",
     )
     allowed = confine.LIBRARY.syscall(444, None, 0, 1) < 1  # a kernel without Landlock
-    assert confined(tmp_path, program) == ["yes", "yes", "yes"] + ["yes" if allowed else "no"] * 2
+    assert confined(tmp_path, program) == ["yes", "yes", "yes"] + ["yes" if allowed else "no"] * 3
 
 
 def test_limits_cannot_be_raised(tmp_path):
