@@ -674,11 +674,11 @@ class Remote:
 
     def __getattr__(self, name: str) -> Any:
         link = self._link
-        if (self._kind, name) in link.values.methods:
-            return functools.partial(link.ask, f"{self._label}.{name}", name, self)
         asked = name in ("__name__", "__doc__") or (link.plan.objects and name[:2] != "__")
         if not asked:
             raise AttributeError(f"{self!r} has no attribute {name!r}")
+        if (self._kind, name) in link.values.methods:
+            return functools.partial(link.ask, f"{self._label}.{name}", name, self)
         value = link.ask("", getattr, self, name)
         if isinstance(value, Remote):
             object.__setattr__(value, "_label", f"{self._label}.{name}")

@@ -344,6 +344,16 @@ def test_no_object_of_a_program_is_equal_to_the_answer():
     assert run(p, anything).tests == [False] * len(texts)
 
 
+def test_a_method_that_was_handed_out_opens_no_object():
+    text = "f('a')\nassert f('x').isupper()"
+    program = (
+        "class A:\n    def isupper(self): return True\n"
+        "def f(x): return A().isupper if x == 'a' else A()"
+    )
+    p = problem([text], entry="f", reference="def f(x): return x.upper()")
+    assert run(p, program).reward == 0 and run(p, p.reference).reward == 1
+
+
 def test_d45_check_is_called():
     text = (
         "METADATA = {}\ndef check(candidate):\n    assert candidate([1.0, 2.0]) == 3.0\n"
