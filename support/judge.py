@@ -240,6 +240,7 @@ class Plan:
         return unit
 
     def read_function(self, unit: Unit, owner: str, node: ast.FunctionDef) -> None:
+        """Wrap the statements of a test function that assert; if there is none, all together."""
         numbers: list[int] = []
         marks = [ast.unparse(mark) for mark in node.decorator_list]
         if any(re.match(r"pytest\.mark\.(skip|xfail)\b", mark) for mark in marks):
@@ -267,6 +268,7 @@ class Plan:
         return self.wrap([node], numbers, node.test if isinstance(node, ast.Assert) else node)
 
     def wrap(self, body: list, numbers: list[int], shown: ast.AST) -> ast.With:
+        """Statements as one more test, whose source is that of `shown`."""
         number = len(self.tests)
         numbers.append(number)
         self.tests.append((" ".join(ast.unparse(shown).split()), *self.marks))
@@ -314,6 +316,7 @@ class Asserts(ast.NodeTransformer):
         return node
 
     def reorder(self, left: ast.expr, right: ast.expr) -> tuple:
+        """The two sides, the right one first if only the left one uses the program."""
         fixed = (ast.NamedExpr, ast.Await, ast.Yield, ast.Starred)
         plain = not find(left, ast.Call) or not find(right, ast.Name)
         if plain or mentions(right, self.touching) or find(left, fixed) or find(right, fixed):
@@ -746,7 +749,10 @@ class Run:
     def result(self) -> dict:
         """Run all tests, public ones first, so that no hidden argument reaches their feedback."""
         try:
-            self.run_code() if self.plan.kind == "assert" else self.run_cases()
+            if self.plan.kind == "assert":
+                self.run_code()
+            else:
+                self.run_cases()
         except Unscorable:
             raise
         except BaseException as error:  # a program may raise SystemExit when it is loaded
@@ -889,7 +895,7 @@ class Run:
 
     @contextlib.contextmanager
     def test(self, number: int) -> Any:
-        """The context around one test."""
+        """Around one test: note its outcome. A failed test does not end those after it."""
         self.reached.add(number)
         try:
             yield
@@ -942,18 +948,18 @@ class Run:
                 text += f" (line {error._line}: {shorten(lines[error._line].strip(), 120)})"
             return "memory" if isinstance(error, MemoryError) else "error", f"{call} raised {text}"
         printed = self.plan.kind == "stdin"
+        room = 400 if printed else 200
         expected = shorten(source, 200)
         if not isinstance(error, Unequal):
             expected += f" ({text})"
-        elif any(side is value for side in error.args):
-            expected = show(error.args[error.args[0] is value], 400 if printed else 200)
+        elif error.args[0] is value:
+            expected = show(error.args[1], room)
+        elif error.args[1] is value:
+            expected = show(error.args[0], room)
         if value is NOTHING:
             return "failed", f"expected {expected}"
         verb = "printed" if printed else "returned"
-        return (
-            "failed",
-            f"{call} {verb} {show(value, 400 if printed else 200)}, expected {expected}",
-        )
+        return "failed", f"{call} {verb} {show(value, room)}, expected {expected}"
 
 
 def memory_file(text: str) -> Any:
@@ -1070,7 +1076,9 @@ class Shown(reprlib.Repr):
         except TypeError:  # the order of addresses differs from run to run
             parts = sorted(x, key=repr)
         shown = [self.repr1(part, level - 1) for part in parts[: self.maxset]]
-        return "{" + ", ".join(shown + ["..."] * (len(x) > self.maxset)) + "}"
+        if len(x) > self.maxset:
+            shown.append("...")
+        return "{" + ", ".join(shown) + "}"
 
 
 def shown_call(label: str, args: tuple, kwargs: dict) -> str:
