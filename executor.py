@@ -39,6 +39,7 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import fcntl
+import functools
 import glob
 import json
 import math
@@ -56,7 +57,7 @@ from pathlib import Path
 from typing import Any
 
 from support.confine import remove
-from support.sandbox import Wire, receive, send
+from support.sandbox import Wire, receive, send, shorten
 
 PYTHON = sys.executable  # runs the programs: they can import what is installed for it
 FIELDS = ("kind", "tests", "public_tests", "entry_point", "context", "reference")  # of a problem
@@ -134,7 +135,8 @@ def run_many(jobs: list, workers: int | None = None, **limits: float) -> list[Re
     _pools.add(pool)
     try:
         unique = list(dict.fromkeys(pairs))
-        results = dict(zip(unique, pool.map(_score, unique), strict=True))
+        score = functools.partial(_score, pool)
+        results = dict(zip(unique, pool.map(score, unique), strict=True))
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
         _pools.discard(pool)
@@ -164,8 +166,11 @@ def verdict(status: str, feedback: str, tests: list, public: bool = False, secon
     return Result(passed, total, reward, status, feedback, tests, public, seconds)
 
 
-def _score(pair: tuple) -> Result:
-    """Have a judge score a pair. One that dies is replaced, and the pair tried once more."""
+def _score(pool: Any, pair: tuple) -> Result:
+    """Have a judge score a pair. One that dies is replaced, and the pair tried once more.
+
+    pool: of the call of run_many. close() takes it out of _pools, then ends all of _busy.
+    """
     text, fault, count, limits, code = pair
     limits, failed = dict(limits), [False] * count
     if fault:
@@ -176,6 +181,9 @@ def _score(pair: tuple) -> Result:
     for again in (False, True):
         worker = _take(new=again)  # the second try is a new judge's: what is idle may be dead, too
         try:
+            if pool not in _pools:  # close() came while the worker started
+                worker.close()
+                break
             send(worker.socket, json.dumps([text, code, limits]))
             answer = json.loads(receive(worker.socket, seconds=end - time.monotonic()))
         except TimeoutError:
@@ -333,8 +341,8 @@ def sweep() -> None:
 @atexit.register
 def close() -> None:
     """End all workers, and calls of run_many in other threads; the next call starts new ones."""
-    for pool in list(_pools):
-        pool.shutdown(wait=False, cancel_futures=True)
+    while _pools:
+        _pools.pop().shutdown(wait=False, cancel_futures=True)
     while _busy:
         _busy.pop().kill()  # the thread that waits for it cleans up
     while _idle:
@@ -360,16 +368,8 @@ def escape(text: str) -> str:
     if not text.isprintable():
         parts = [c if c.isprintable() else c.encode("unicode_escape").decode() for c in text]
         text = "".join(parts)
-    text = MARKS.sub(lambda match: match[0] + "\\", text)
-    return re.sub(r"\bat 0x[0-9a-fA-F]+", "at 0x...", text)
-
-
-def shorten(text: str, room: int) -> str:
-    """At most `room` characters of a text: its head and its tail, with the cut marked."""
-    if len(text) <= room:
-        return text
-    half = max(0, room - 26) // 2
-    return f"{text[:half]}...[{len(text) - 2 * half} cut]...{text[len(text) - half :]}"
+    text = re.sub(r"\bat 0x[0-9a-fA-F]+", "at 0x...", text)  # another address in each run
+    return MARKS.sub(lambda match: match[0] + "\\", text)
 
 
 # ---------------------------------------------------------------------- known programs

@@ -262,19 +262,34 @@ def see_only(folder: str) -> None:
 
 
 def remove(folder: str) -> None:
-    """Remove a folder. What lies deep is pulled up, so that no depth needs a long path."""
-    if os.path.islink(folder) or not os.path.isdir(folder):  # a program replaced it
-        os.unlink(folder)
+    """Remove a folder. What the system does not let us remove stays."""
+    with contextlib.suppress(OSError):
+        if not _is_folder(folder):  # a program replaced it
+            os.unlink(folder)
+            return
+        os.chmod(folder, 0o700)
+        while names := os.listdir(folder):
+            for name in names:
+                _pull_up(os.path.join(folder, name), folder)
+        os.rmdir(folder)
+
+
+def _is_folder(path: str) -> bool:
+    return os.path.isdir(path) and not os.path.islink(path)
+
+
+def _pull_up(path: str, folder: str) -> None:
+    """Remove one entry of a folder, and move what it holds into the folder itself.
+
+    So no depth needs a long path.
+    """
+    if not _is_folder(path):
+        os.unlink(path)
         return
-    os.chmod(folder, 0o700)
-    while names := os.listdir(folder):
-        for name in names:
-            path = os.path.join(folder, name)
-            if os.path.islink(path) or not os.path.isdir(path):
-                os.unlink(path)
-                continue
-            os.chmod(path, 0o700)
-            for inner in os.listdir(path):
-                os.rename(os.path.join(path, inner), os.path.join(folder, os.urandom(12).hex()))
-            os.rmdir(path)
-    os.rmdir(folder)
+    os.chmod(path, 0o700)
+    for name in os.listdir(path):
+        inner = os.path.join(path, name)
+        if _is_folder(inner):
+            os.chmod(inner, 0o700)  # only who may write to a folder may move it
+        os.rename(inner, os.path.join(folder, os.urandom(12).hex()))
+    os.rmdir(path)

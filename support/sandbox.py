@@ -21,7 +21,6 @@ import atexit
 import builtins
 import collections
 import contextlib
-import copy
 import functools
 import gc
 import importlib
@@ -44,7 +43,7 @@ PRELOADED = ("bisect", "cmath", "copy", "enum", "heapq", "math", "random", "stri
 ATOMS = {str, bool, float, type(None)}
 SHARED = """int float complex str bool bytes list tuple dict set frozenset range object type len
     sum min max abs round sorted reversed repr all any ord chr hex bin oct divmod pow hash
-    isinstance issubclass callable map filter zip enumerate NotImplemented"""
+    isinstance issubclass callable map filter zip enumerate"""
 SHARED = set(SHARED.split())  # builtins that cross by name: the judge calls them, so none does harm
 
 
@@ -100,33 +99,29 @@ def make_namedtuple(name: str, size: int, *parts: Any) -> tuple:
     return collections.namedtuple(name, parts[:size])(*parts[size:])
 
 
-KINDS = {  # kind: (type, the parts of a value, the value from its parts)
-    "list": (list, contents, None),  # lists and dicts may hold themselves: see unpack
+KINDS = {  # kind: (type, the parts of a value, the value from its parts; None: filled, see unpack)
+    "list": (list, contents, None),
     "dict": (dict, contents, None),
-    "tuple": (tuple, list, lambda *parts: parts),
-    "set": (set, list, lambda *parts: set(parts)),
-    "frozenset": (frozenset, list, lambda *parts: frozenset(parts)),
-    "bytearray": (bytearray, list, lambda *parts: bytearray(parts)),
-    "bytes": (bytes, lambda x: [x.decode("latin-1")], lambda text: text.encode("latin-1")),
-    "int": (int, lambda x: [hex(checked(x))], lambda text: checked(int(text, 16))),
-    "range": (range, lambda x: [x.start, x.stop, x.step], lambda *parts: checked(range(*parts))),
-    "complex": (complex, lambda x: [x.real, x.imag], complex),
-    "deque": (
-        collections.deque,
-        lambda x: [x.maxlen, *x],
-        lambda size, *parts: collections.deque(parts, size),
-    ),
-    "Counter": (collections.Counter, contents, lambda *parts: fill(collections.Counter(), parts)),
-    "OrderedDict": (
-        collections.OrderedDict,
-        contents,
-        lambda *parts: fill(collections.OrderedDict(), parts),
-    ),
+    "set": (set, list, None),
+    "bytearray": (bytearray, list, None),
+    "Counter": (collections.Counter, contents, None),
+    "OrderedDict": (collections.OrderedDict, contents, None),
     "defaultdict": (
         collections.defaultdict,
         lambda x: [x.default_factory, *contents(x)],
         lambda factory, *parts: fill(collections.defaultdict(factory), parts),
     ),
+    "deque": (
+        collections.deque,
+        lambda x: [x.maxlen, *x],
+        lambda size, *parts: collections.deque(parts, size),
+    ),
+    "tuple": (tuple, list, lambda *parts: parts),
+    "frozenset": (frozenset, list, lambda *parts: frozenset(parts)),
+    "bytes": (bytes, lambda x: [x.decode("latin-1")], lambda text: text.encode("latin-1")),
+    "int": (int, lambda x: [hex(checked(x))], lambda text: checked(int(text, 16))),
+    "range": (range, lambda x: [x.start, x.stop, x.step], lambda *parts: checked(range(*parts))),
+    "complex": (complex, lambda x: [x.real, x.imag], complex),
     "keys": (type({}.keys()), list, lambda *parts: dict.fromkeys(parts).keys()),
     "values": (type({}.values()), list, lambda *parts: dict(enumerate(parts)).values()),
     "items": (type({}.items()), list, lambda *parts: dict(parts).items()),
@@ -168,7 +163,6 @@ class Wire:
         self.numbers: dict = {}  # the numbers, by id
         self.before: dict = {}  # the contents when both sides were last equal, by number
         self.count = 0
-        self.undone: dict = {}  # what the last message changed here, as it was before
 
     def write(self, *values: Any, gone: Any = (), tell_changes: bool = True) -> str:
         """A message. Raises TypeError for what cannot cross, ValueError for absurd sizes."""
@@ -194,10 +188,9 @@ class Wire:
     def read(self, text: str) -> list:
         """The values of a message. From a hostile program any exception may follow."""
         gone, changes, *values = json.loads(text)
-        first, self.undone = self.count, {}
+        first = self.count
         for number, parts in changes:
             x = self.objects[number]
-            self.undone[number] = fill(copy.copy(x), self.before[number])
             new = self.unpack_all(parts)
             if self.other.may_change(x):
                 fill(x, new)
@@ -253,14 +246,15 @@ class Wire:
             return self.objects[parts[0]]
         if kind not in KINDS:
             return self.other.load(kind, parts, self)
-        if kind in ("list", "dict"):
-            value = KINDS[kind][0]()
+        plain, _, make = KINDS[kind]
+        if make is None:  # first noted, then filled: it may hold itself
+            value = plain()
             self.note(value)
             return fill(value, self.unpack_all(parts))
         number = self.note(None)
-        self.objects[number] = KINDS[kind][2](*self.unpack_all(parts))
-        self.numbers[id(self.objects[number])] = number
-        return self.objects[number]
+        value = make(*self.unpack_all(parts))
+        self.objects[number], self.numbers[id(value)] = value, number
+        return value
 
     def unpack_all(self, parts: list) -> list:
         return list(map(self.unpack, parts)) if list in set(map(type, parts)) else parts
@@ -287,6 +281,15 @@ def receive(connection: socket.socket, limit: float = 1e9, seconds: float | None
     return line[:-1].decode()
 
 
+def shorten(text: str, room: int) -> str:
+    """At most `room` characters of a text: its head and its tail, with the cut marked."""
+    text = re.sub(r"\bat 0x[0-9a-fA-F]+", "at 0x...", text)  # another address in each run
+    if len(text) <= room:
+        return text
+    half = max(0, room - 26) // 2
+    return f"{text[:half]}...[{len(text) - 2 * half} cut]...{text[len(text) - half :]}"
+
+
 class Program:
     """A program under test, in its own process: it does what the judge asks."""
 
@@ -295,14 +298,13 @@ class Program:
         self.wire = Wire(self)
         self.kept: list = []  # what the judge knows by a number: objects, classes, iterators
         self.numbers: dict = {}  # the numbers, by id
-        self.told: set = set()  # ids of the classes that the judge was told of
+        self.classes: set = set()  # names of the tests: such a class stays a class
         self.broken: dict = {}  # what ended an iterator, for the next request to tell
 
     def serve(self) -> None:
         """Define the program, then answer until the judge ends this process."""
         start = json.loads(receive(self.connection))
-        self.classes = set(start["names"])  # a class that the tests name stays a class
-        self.operators = start["operators"]  # the dunder methods that the tests may use
+        self.classes = set(start["names"])
         main = start["module"] == "__main__"
         module = types.ModuleType(start["module"])
         sys.modules[start["module"]] = sys.modules["__main__"] = module
@@ -322,7 +324,7 @@ class Program:
             if function == "take items":
                 function = self.take
             elif isinstance(function, str):
-                function, args = method(args[0], function), args[1:]
+                function = functools.partial(run_named, function)
             value = function(*args, **(kwargs or {}))
         except BaseException as fault:
             error = fault
@@ -351,7 +353,7 @@ class Program:
         return items
 
     def export_error(self, error: BaseException, wire: Wire) -> list:
-        """An exception: class, number, message, arguments, the line of the program."""
+        """An exception: class and bases, message, arguments, the line of the program."""
         text, args = "", None
         with contextlib.suppress(BaseException):  # its own __str__, and what cannot cross
             text = str(error)[:4000]
@@ -363,8 +365,8 @@ class Program:
             if trace.tb_frame.f_code.co_filename == "<solution>":
                 line = trace.tb_lineno
             trace = trace.tb_next
-        kind = self.export_class(type(error))
-        return ["error", kind, self.keep(error), text, wire.pack(args), line]
+        lineage = [[base.__module__, base.__name__[:60]] for base in type(error).__mro__[:-1]]
+        return ["error", lineage, text, wire.pack(args), line]
 
     def keep(self, x: Any) -> int:
         if id(x) not in self.numbers:
@@ -375,36 +377,26 @@ class Program:
     def export(self, x: Any, wire: Wire) -> list:
         """What is no data: shared by name, made plain, or kept here under a number."""
         kind = type(x)
-        name = "NotImplemented" if x is NotImplemented else getattr(x, "__name__", "")
-        if name in SHARED and getattr(builtins, name) is x:
+        name = getattr(x, "__name__", "")
+        is_exception = isinstance(x, type) and issubclass(x, BaseException)
+        if (name in SHARED or is_exception) and getattr(builtins, name, None) is x:
             return ["shared", name]
-        if isinstance(x, type) and issubclass(x, BaseException):
-            return self.export_class(x)
         if isinstance(x, BaseException):
             return self.export_error(x, wire)
-        names = [base.__name__ for base in kind.__mro__]
-        if self.classes.isdisjoint(names):
+        if isinstance(x, types.MethodType):
+            return ["method", name, *self.export_object(x.__self__)]
+        if self.classes.isdisjoint(base.__name__ for base in kind.__mro__):
             for base in kind.__mro__:
                 if base in NAMES:  # a subclass crosses as its base
                     return wire.pack(PLAIN.get(base, base)(x))
             if isinstance(x, collections.abc.Iterator) and kind.__module__ != "solution":
                 return ["stream", self.keep(x), isinstance(x, types.GeneratorType)]
-        about = ["object", self.keep(x), -1 - self.keep(kind), hash_of(x)]
-        if id(kind) in self.told:
-            return about
-        self.told.add(id(kind))
-        own = [operator for operator in self.operators if is_own(kind, operator)]
-        if callable(x):
-            own.append("__call__")
-        functions = (types.FunctionType, types.MethodDescriptorType)
-        parts = [name for name in dir(kind) if name[:2] != "__"]
-        methods = [name for name in parts if isinstance(getattr(kind, name, None), functions)]
-        return [*about, names, own, methods]
+        return ["object", *self.export_object(x)]
 
-    def export_class(self, kind: type) -> list:
-        """An exception class: number, module, name, and its bases."""
-        bases = [self.export_class(base) for base in kind.__bases__ if base is not object]
-        return ["class", self.keep(kind), str(kind.__module__), kind.__name__[:60], *bases]
+    def export_object(self, x: Any) -> list:
+        """What stays here: its number, and the name of its class (for a class: its own)."""
+        kind = f"class {x.__name__}" if isinstance(x, type) else type(x).__name__
+        return [self.keep(x), kind[:60]]
 
     def may_change(self, x: Any) -> bool:
         return True
@@ -419,28 +411,18 @@ class Program:
 PLAIN = {int: int.__index__, float: float.__float__, str: str.__str__}  # not to be overridden
 
 
-def is_own(kind: type, name: str) -> bool:
-    """A class defines this dunder method, or inherits it from another than object."""
-    if name == "__str__" and is_own(kind, "__repr__"):  # str() goes by it
-        return True
-    method = getattr(kind, name, None)
-    return name in dir(kind) and method not in (None, getattr(object, name, None))
-
-
-def hash_of(x: Any) -> int | None:
-    """The hash by which the judge may put an object that has an equality into a set."""
-    if not is_own(type(x), "__hash__"):
-        return None
-    try:
-        return hash(x)
-    except Exception:
-        return None
-
-
-def method(owner: Any, name: str) -> Any:
-    if name.startswith("__"):
-        return functools.partial(getattr(type(owner), name), owner)
-    return getattr(owner, name)
+def run_named(name: str, owner: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call a method of an object, or do what an operator does: "__len__" stands for len()."""
+    if not name.startswith("__"):
+        return getattr(owner, name)(*args, **kwargs)
+    plain = name.strip("_")
+    if name in dir(operator):
+        function = getattr(operator, name)
+    elif hasattr(builtins, plain) and plain != "exit":
+        function = getattr(builtins, plain)
+    else:  # such as __enter__ and __radd__
+        function = getattr(type(owner), name)
+    return function(owner, *args)
 
 
 def define(space: dict, context: str, code: str) -> BaseException | None:

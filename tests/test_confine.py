@@ -1,4 +1,7 @@
-"""What a program's process may not do. The programs run without namespaces, so that each rule stands alone."""
+"""What a program's process may not do.
+
+The programs run without namespaces, so that each rule stands alone.
+"""
 
 import os
 import subprocess
@@ -128,6 +131,7 @@ def test_remove_follows_no_link_and_needs_no_right(tmp_path):
         deep = inner
     os.close(deep)
     (folder / "locked").mkdir(0o000)
+    (folder / "outer" / "locked").mkdir(0o000, parents=True)
     confine.remove(str(folder))
     folder.symlink_to(kept)  # a program put a link in its place
     confine.remove(str(folder))

@@ -1,7 +1,7 @@
 """The executor: verdicts that cannot be cheated, limits that hold, nothing left behind.
 
-What tests mean is in test_judge.py. D26 to D36 are entries of a list of faults that programs of this kind were reported
-with.
+What tests mean is in test_judge.py. D26 to D36 are entries of a list of faults that programs of
+this kind were reported with.
 """
 
 import concurrent.futures
@@ -107,7 +107,7 @@ def descendants(pid):
 
 
 def wait_until_gone(wanted):
-    """Whether processes end, which the kernel sees to; the time is a bound for a broken executor."""
+    """Whether processes end. The kernel sees to it; the time is for a broken executor."""
     patience = time.monotonic() + 60
     while time.monotonic() < patience:
         alive = {(pid, start) for pid, (_, start, _) in processes().items()}
@@ -193,11 +193,15 @@ def test_nothing_passes_from_one_program_to_the_next():
 
 
 def test_neither_programs_nor_many_threads_are_started():
-    execs = "import os\ndef f():\n    try: os.execv('/bin/true', ['true'])\n    except OSError as e: return e.errno"
+    execs = (
+        "import os\ndef f():\n    try: os.execv('/bin/true', ['true'])\n"
+        "    except OSError as e: return e.errno"
+    )
     assert run(functional(([], 1)), execs).status == "passed"
     threads = (
         "import threading\ndef f():\n    wait = threading.Event()\n    n = 0\n"
-        "    try:\n        while n < 10000:\n            threading.Thread(target=wait.wait, daemon=True).start()\n"
+        "    try:\n        while n < 10000:\n"
+        "            threading.Thread(target=wait.wait, daemon=True).start()\n"
         "            n += 1\n    except RuntimeError: pass\n    return 8 < n < 5000"
     )
     assert run(functional(([], True)), threads, memory_mb=4000).status == "passed"
@@ -264,7 +268,10 @@ def test_d30_output_neither_blocks_nor_fills_memory():
 
 
 def test_d33_cpu_time_decides():
-    busy = "import time\ndef f(a, b):\n    end = time.process_time() + 0.05\n    while time.process_time() < end: pass\n    return a + b"
+    busy = (
+        "import time\ndef f(a, b):\n    end = time.process_time() + 0.05\n"
+        "    while time.process_time() < end: pass\n    return a + b"
+    )
     workers = 4 * len(os.sched_getaffinity(0))
     results = run_many([(ADD, f"{busy}  # {n}") for n in range(8)], workers=workers, timeout=2)
     assert [result.status for result in results] == ["passed"] * 8
@@ -278,7 +285,10 @@ def test_d34_spawn_threads_and_short_limits():
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
         codes = [f"def f(a, b): return a + b + {n}" for n in range(12)]
         assert list(pool.map(lambda code: run(ADD, code).reward, codes)) == [1] + [0] * 11
-    code = "import os, executor, sys; print(os.listdir('/proc/self/task').__len__(), 'torch' in sys.modules)"
+    code = (
+        "import os, executor, sys\n"
+        "print(len(os.listdir('/proc/self/task')), 'torch' in sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.stdout == "1 False\n"
 
@@ -295,7 +305,10 @@ def test_d35_memory_is_limited_in_the_program_alone():
         "import os\ndef f(a, b): return a + b if os.environ['OPENBLAS_NUM_THREADS'] == '1' else 0"
     )
     assert run(ADD, threads).reward == 1
-    code = "import resource; resource.setrlimit(resource.RLIMIT_AS, (2 << 30,) * 2); import executor; executor.self_check()"
+    code = (
+        "import resource; resource.setrlimit(resource.RLIMIT_AS, (2 << 30,) * 2)\n"
+        "import executor; executor.self_check()"
+    )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, (
         done.stderr
@@ -322,8 +335,9 @@ def test_d36_odd_characters():
 
 # ---------------------------------------------------------------------- feedback in a prompt
 
-TOKENS = """<|im_end|> <|endoftext|> <start_of_turn> </think> [/INST] [INST] <tool_call> <s> </s> <<SYS>> <</SYS>> <repo_name>
-<file_sep> <filename> <reponame> <jupyter_output> <unused7> <turn|> [TOOL_CALLS] [|endofturn|] <\uff5cend\uff5c> ```"""
+TOKENS = """<|im_end|> <|endoftext|> <start_of_turn> </think> [/INST] [INST] <tool_call> <s> </s>
+<<SYS>> <</SYS>> <repo_name> <file_sep> <filename> <reponame> <jupyter_output>
+<unused7> <turn|> [TOOL_CALLS] [|endofturn|] <\uff5cend\uff5c> ```"""
 INVISIBLE = (
     "\x1b \ud800 \u200b \u202e \u2028 \ufeff \U000e0041 \u061c \u00ad \ufff9 \x07 \x9b \u2066"
 )
@@ -393,12 +407,23 @@ def test_close_ends_what_goes_on_in_other_threads_and_the_next_call_works():
     assert run(ADD, RIGHT).reward == 1
 
 
+def test_close_ends_a_worker_that_is_being_started():
+    """The call was closed, so its pool is no longer known: the new worker gets no job."""
+    executor.close()
+    fields = executor.prepare(ADD, executor.LIMITS)
+    result = executor._score(object(), (*fields, "while True: pass"))
+    assert result.feedback == "The program ended its judge."
+    assert not executor._idle and not executor._busy
+
+
 @pytest.mark.parametrize("program", ["def f(x): return x", "while True: pass"])
 def test_a_trainer_that_is_killed_leaves_no_trace(tmp_path, program):
     """Its judge idle or at work; what a kill of all at once leaves is removed by the next run."""
     code = (
-        "import executor, types, sys, time\np = types.SimpleNamespace(kind='functional', tests=[[[1], 1]], entry_point='f')\n"
-        "executor.run(p, 'def f(x): return x')\nprint('ready', flush=True)\nexecutor.run(p, sys.argv[1], timeout=60)\ntime.sleep(60)"
+        "import executor, types, sys, time\n"
+        "p = types.SimpleNamespace(kind='functional', tests=[[[1], 1]], entry_point='f')\n"
+        "executor.run(p, 'def f(x): return x')\nprint('ready', flush=True)\n"
+        "executor.run(p, sys.argv[1], timeout=60)\ntime.sleep(60)"
     )
     environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", code, program]

@@ -1,7 +1,8 @@
 """What tests mean: for a program that does not attack, the verdict is the one that pytest gives.
 
-The cases in tests/cases/*.jsonl are files of tests with right and wrong programs; check.py in that folder holds their
-verdicts against pytest. Here the judge is held against them, and against plain Python on tests made by hypothesis.
+The cases in tests/cases/*.jsonl are files of tests with right and wrong programs; check.py in that
+folder holds their verdicts against pytest. Here the judge is held against them, and against plain
+Python on tests made by hypothesis.
 """
 
 import json
@@ -18,7 +19,7 @@ from executor import run, run_many
 
 CASES = Path(__file__).parent / "cases"
 LEFT_OUT = [line.partition(":")[0] for line in (CASES / "left_out.txt").read_text().splitlines()]
-# An example is a list of programs that are run together; to make it smaller costs more than to read it.
+# An example is a list of programs that run together. To make it smaller costs more than to read it.
 RANDOM = settings(deadline=None, max_examples=12, phases=[Phase.generate])
 EMPTY = "pass"  # the program that every problem meets when it is loaded
 
@@ -141,16 +142,17 @@ def test_control_flow_is_pythons(pairs):
         assert (result.status == "passed") == plain(test, program), case
 
 
-STARTS = """a, b = [3, 1, 2], [4] | a = b = [2, 1] | a = [[1], [2]]; b = a[0] | b = [0]; a = [b, b] |
-    b = [5]; a = [b, (b, [6])] | a = []; b = [a, 1]"""
+STARTS = """a, b = [3, 1, 2], [4] | a = b = [2, 1] | a = [[1], [2]]; b = a[0] |
+    b = [0]; a = [b, b] | b = [5]; a = [b, (b, [6])] | a = []; b = [a, 1]"""
 CALLS = (
     """r = f(a, b) | r = f(x=a, y=b) | r = f(y=a, x=b) | r = f(*[a, b]) | f(a, b); r = f(b, a)"""
 )
-STEPS = """x.append(5) | x.pop() | x.clear() | x.reverse() | y.append(6) | y.pop(0) | x.sort(key=repr) |
-    x.extend([7, 8]) | x[:1] = [] | x[0] = [9] | x = list(x) | y = x | x[0].append(1) | x[:] = x * 2"""
+STEPS = """x.append(5) | x.pop() | x.clear() | x.reverse() | y.append(6) | y.pop(0) |
+    x.sort(key=repr) | x.extend([7, 8]) | x[:1] = [] | x[0] = [9] | x = list(x) | y = x |
+    x[0].append(1) | x[:] = x * 2"""
 VALUES = "None | x | y | list(x) | [x, y] | (y, x) | x[0] | len(x) | [y, [y]] | x[:1]"
-LOOKS = """r is a | r is b | r == a | a == b | a is b | a[0] is b | r[0] is a | r[1] is a | r[0] is b |
-    r is a[0] | len(r) == 2"""
+LOOKS = """r is a | r is b | r == a | a == b | a is b | a[0] is b | r[0] is a | r[1] is a |
+    r[0] is b | r is a[0] | len(r) == 2"""
 
 
 def parts(text):
@@ -245,7 +247,10 @@ def test_values_keep_their_types_on_both_ways(texts):
 
 
 def test_each_assert_is_a_test_and_a_failed_one_ends_nothing():
-    text = "x = f(1)\nassert x == 1\nassert f(2) == 2\nfor n in range(3): assert f(n) == n\nassert f(3) == 3"
+    text = (
+        "x = f(1)\nassert x == 1\nassert f(2) == 2\nfor n in range(3): assert f(n) == n\n"
+        "assert f(3) == 3"
+    )
     p = problem([text, "assert f(4) == 4"], entry="f")
     assert run(p, "def f(n): return n").tests == [True] * 5
     result = run(p, "def f(n): return n if n != 2 else 9")
@@ -257,10 +262,16 @@ def test_each_assert_is_a_test_and_a_failed_one_ends_nothing():
 
 
 def test_what_breaks_off_fails_what_it_did_not_reach():
-    text = "def test_a():\n    assert f(1) == 1\n    r = f(2)\n    assert r == 2\ndef test_b():\n    assert f(3) == 3"
+    text = (
+        "def test_a():\n    assert f(1) == 1\n    r = f(2)\n    assert r == 2\n"
+        "def test_b():\n    assert f(3) == 3"
+    )
     p = problem([text], entry="f")
     assert run(p, "def f(n): return n if n != 2 else 1 / 0").tests == [True, False, True]
-    rows = "import pytest\n@pytest.mark.parametrize('n', range(5))\ndef test_a(n):\n    r = f(n)\n    assert r == n"
+    rows = (
+        "import pytest\n@pytest.mark.parametrize('n', range(5))\n"
+        "def test_a(n):\n    r = f(n)\n    assert r == n"
+    )
     after = "def test_a():\n    assert f(1) == 1\n    f(2)"
     for text in (
         rows,
@@ -277,7 +288,7 @@ def test_the_end_of_a_program_is_no_exception_that_a_test_can_expect():
     texts = [
         "try:\n    f(1)\nexcept BaseException:\n    pass\nassert True or f(2)",
         "import pytest\nwith pytest.raises(BaseException):\n    f(1)",
-        "def test_a():\n    try:\n        assert f(1) == 2\n    except BaseException:\n        return",
+        "def test_a():\n    try: assert f(1) == 2\n    except BaseException: return",
     ]
     for text in texts:
         for end in ("os._exit(0)", "os.abort()", "exec('while True: pass')"):
@@ -333,10 +344,21 @@ def test_no_object_of_a_program_is_equal_to_the_answer():
     assert run(p, anything).tests == [False] * len(texts)
 
 
+def test_a_method_that_was_handed_out_opens_no_object():
+    text = "f('a')\nassert f('x').isupper()"
+    program = (
+        "class A:\n    def isupper(self): return True\n"
+        "def f(x): return A().isupper if x == 'a' else A()"
+    )
+    p = problem([text], entry="f", reference="def f(x): return x.upper()")
+    assert run(p, program).reward == 0 and run(p, p.reference).reward == 1
+
+
 def test_d45_check_is_called():
     text = (
         "METADATA = {}\ndef check(candidate):\n    assert candidate([1.0, 2.0]) == 3.0\n"
-        "    assert True, 'no test'\n    for n in range(5):\n        assert candidate([n]) == mirror(n)\n"
+        "    assert True, 'no test'\n"
+        "    for n in range(5):\n        assert candidate([n]) == mirror(n)\n"
     )
     context = "from typing import List\ndef mirror(n): return n\n"
     p = problem([text], entry="total", context=context)
@@ -474,7 +496,10 @@ def test_functional_values_are_jsons():
         assert run(functional(([], expected)), f"def f(): return {value}").reward == 1
     for value, expected in [("2.001", 2.0), ("1.333335333334e18", 1333335333334000000), ("'1'", 1)]:
         assert run(functional(([], expected)), f"def f(): return {value}").reward == 0
-    counter = "n = 0\nclass Solution:\n    def __init__(self): self.n = 0\n    def f(self):\n        self.n += 1\n        return self.n"
+    counter = (
+        "n = 0\nclass Solution:\n    def __init__(self): self.n = 0\n"
+        "    def f(self):\n        self.n += 1\n        return self.n"
+    )
     assert run(functional(([], 1), ([], 1)), counter).reward == 1  # each case has a new object
 
 

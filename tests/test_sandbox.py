@@ -1,4 +1,4 @@
-"""Values and messages between judge and program, and what a program's process does when it is asked."""
+"""Values and messages between judge and program, and what a program does when it is asked."""
 
 import collections
 import itertools
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from support.sandbox import Program, Wire, contents, hash_of, is_own, receive, send
+from support.sandbox import Program, Wire, contents, receive, run_named, send
 
 Pair = collections.namedtuple("Pair", "left right")
 keys = st.integers() | st.text(max_size=5) | st.tuples(st.integers(), st.booleans())
@@ -43,9 +43,9 @@ def ends():
     return Wire(Shared()), Wire(Shared())
 
 
-def program(classes=(), operators=()):
+def program(classes=()):
     made = Program(None)
-    made.classes, made.operators = set(classes), list(operators)
+    made.classes = set(classes)
     return made
 
 
@@ -189,29 +189,38 @@ def test_a_subclass_crosses_as_its_base_and_cannot_lie_about_it():
     assert json.loads(program(["Liar"]).wire.write(Liar(3)))[2][0] == "object"  # the tests name it
 
 
-def test_a_class_is_told_once_with_its_methods_and_the_operators_asked_for():
+def test_objects_stay_and_are_known_by_a_number():
     class Stack:
-        def __len__(self):
-            return 0
-
         def push(self, x): ...
 
-    made = program(operators=["__len__", "__lt__"])
-    first, second = json.loads(made.wire.write(Stack(), Stack()))[2:]
-    assert first[4:] == [["Stack", "object"], ["__len__"], ["push"]]
-    assert second == ["object", second[1], first[2], None] and first[1] != second[1]
+    made, stack = program(), Stack()
+    assert json.loads(made.wire.write(stack, Stack))[2:] == [
+        ["object", 0, "Stack"],
+        ["object", 1, "class Stack"],
+    ]
+    assert json.loads(made.wire.write(stack.push))[2] == ["method", "push", 0, "Stack"]
+    error = json.loads(made.wire.write(KeyError("x")))[2]
+    assert error[0] == "error" and error[1][:2] == [
+        ["builtins", "KeyError"],
+        ["builtins", "LookupError"],
+    ]
 
 
-def test_own_operators_and_hashes():
-    class Point:
-        def __repr__(self):
-            return "p"
+def test_an_operator_is_done_as_python_does_it():
+    class Bag:
+        def __getitem__(self, place):
+            return [3, 4][place]
 
-        def __eq__(self, other):
-            return True
+        def add(self, x):
+            return x + 1
 
-    assert is_own(Point, "__str__") and is_own(Point, "__eq__") and not is_own(Point, "__lt__")
-    assert hash_of(Point()) is None and hash_of(object()) is None
+    bag = Bag()
+    assert run_named("__getitem__", bag, 1) == 4 and list(run_named("__iter__", bag)) == [3, 4]
+    assert run_named("__contains__", bag, 3) and not run_named("__contains__", bag, 5)
+    assert run_named("__bool__", bag) is True and run_named("add", bag, x=1) == 2
+    assert run_named("__str__", 5) == "5" and run_named("__add__", 2, 3) == 5
+    with pytest.raises(TypeError):
+        run_named("__len__", bag)
 
 
 def test_messages_end_as_what_they_are():

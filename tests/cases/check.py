@@ -1,7 +1,10 @@
-"""Hold the verdicts of the cases in this folder against pytest: python tests/cases/check.py [FILE ...]
+"""Hold the verdicts of the cases in this folder against pytest.
 
-A case has a `test`, a `solution`, and programs that are `right` and `wrong`. A test that imports nothing
-from it begins with `from solution import *`. Programs run unconfined here: check only cases that you have read.
+    python tests/cases/check.py [FILE ...]
+
+A case has a `test`, a `solution`, and programs that are `right` and `wrong`. A test that imports
+nothing from it begins with `from solution import *`. Programs run unconfined here: check only cases
+that you have read.
 """
 
 import contextlib
@@ -19,7 +22,7 @@ PASSED = 77  # not 0, with which a program may leave
 
 
 def passes(test: str, program: str) -> bool:
-    """Whether the program passes the test under pytest, in a forked child and a folder of its own."""
+    """Whether the program passes the test under pytest, in a forked child and a new folder."""
     child = os.fork()
     if not child:
         code = 1
