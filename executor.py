@@ -14,9 +14,10 @@ Out: one Result per pair: reward (share of tests passed), status, and the feedba
             <--result--  12 is not 13: failed        ends it
 
 The process that knows the answers never runs the model's code, and the one that runs it never holds
-an answer. A program can lie only about the values of its own functions, so its best way to be paid
-is to compute them. No exit status and nothing printed makes a test pass. support/judge.py says what
-a test is, support/sandbox.py how the program answers, support/confine.py what it cannot do.
+an answer. A program can lie only about the values of its own functions (for kind stdin: about what
+it prints), so the best that it can do is to compute the right ones. No exit status makes a test
+pass. In support/: plan.py says what a test is, judge.py runs it, link.py talks with the program,
+sandbox.py is the program's side, confine.py says what it cannot do.
 
 Time. A program has `timeout` CPU seconds over all its tests; of kind stdin it has them for each
 case, and is not run on the other cases once it ran out. (Who undoes the exact timer has up to 1.5

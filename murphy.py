@@ -15,14 +15,18 @@ import signal
 import sys
 
 if __name__ == "__main__":  # the imports take seconds: Ctrl-C among them ends in a line, too
-    signal.signal(signal.SIGINT, lambda *_: sys.exit("murphy.py: stopped before the run began"))
+
+    def stop(*_: object) -> None:
+        print("murphy.py: stopped before the run began", file=sys.stderr)
+        sys.exit(128 + signal.SIGINT)
+
+    signal.signal(signal.SIGINT, stop)
 
 import json
 import math
 import shlex
-import warnings
 from contextlib import closing, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -231,11 +235,12 @@ def report(state: State, trees: list[Node], numbers: dict[str, float]) -> None:
     shown = " ".join(f"{reward:.2f}" for reward in rewards if reward is not None)
     seconds = sum(state.seconds.values())
     print(f"step {state.step}/{config.steps}  reward by turn {shown}  {seconds:.1f} s", flush=True)
-    if (line["truncated"] or 0) > 0.5:
-        warnings.warn(
-            "more than half of the completions of a step found no end within "
-            f"--max-new-tokens {config.max_new_tokens}: cut programs rarely pass",
-            stacklevel=2,
+    if (line["truncated"] or 0) > 0.5 and not state.warned:
+        state.warned = True
+        print(
+            f"most completions found no end within {config.max_new_tokens} tokens; a cut program "
+            "rarely passes: raise --max-new-tokens",
+            file=sys.stderr,
         )
 
 
@@ -296,9 +301,9 @@ def train(config: Config) -> Path:
     chosen = ", ".join(f"{flag(name)} {getattr(config, name)}" for name in FITTING)
     print(
         f"MURPHY on {config.problems}: credit {config.credit}, S={config.turns}, "
-        f"G={config.group_size}, seed {config.seed}, {device}, {ranks.count()} process(es), "
-        f"{len(data[1])} problems held out; output in {folder}\n"
-        f"settings that fit the {'model' if config.model else 'toy model'}: {chosen}",
+        f"G={config.group_size}, seed {config.seed}, device {device}, processes {ranks.count()}, "
+        f"held-out problems {len(data[1])}; output in {folder}\n"
+        f"settings that depend on the model: {chosen}",
         flush=True,
     )
     state = State(config, folder, device, data)
@@ -330,6 +335,9 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         given = parse(Config, arguments, __doc__)
         saved = read_settings(given.get("output", "")) if given.get("resume") else {}
+        strange = saved.keys() - {setting.name for setting in fields(Config)}
+        if strange:
+            raise ValueError(f"--resume: settings.json is of another program: {sorted(strange)}")
         train(Config(**{**saved, **given}))
     except (ValueError, OSError, RuntimeError, ArithmeticError) as error:
         sys.exit(f"murphy.py: {error}")

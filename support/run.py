@@ -65,6 +65,9 @@ def check_folder(config: Any) -> Path:
             f"--output {folder} holds something already: "
             "name a new or empty folder, or go on with its run by --resume"
         )
+    above = next(path for path in folder.absolute().parents if path.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK):
+        raise ValueError(f"--output {folder} cannot be made: {above} is no folder to write into")
     return folder
 
 
@@ -74,7 +77,7 @@ def read_settings(output: str) -> dict[str, Any]:
     try:
         settings = json.loads(path.read_text(encoding="ascii"))
         return {name: value for name, value in settings.items() if name not in ("output", "resume")}
-    except (OSError, ValueError, AttributeError) as error:
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
         raise ValueError(
             f"--resume needs the --output of a run, but {path} cannot be read ({error})"
         ) from error
@@ -153,7 +156,7 @@ def cut_log(path: Path, step: int, every: bool = False) -> list[dict[str, Any]]:
     every: each step before must have a line. ValueError: one is missing, or a line is no line of
     such a log; then the file stays as it is.
     """
-    lines = path.read_text(encoding="ascii").splitlines() if path.exists() else []
+    lines = path.read_text(encoding="ascii", errors="replace").splitlines() if path.exists() else []
     rows = []
     for number, line in enumerate(lines, 1):
         try:

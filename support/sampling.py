@@ -9,6 +9,7 @@ Needs torch, transformers and tree.py. `python murphy.py` shows it at work.
 
 import inspect
 import os
+import re
 import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -35,6 +36,8 @@ def pick_device(name: str = "auto") -> torch.device:
 
     Raises ValueError if PyTorch cannot use the device.
     """
+    if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", name):
+        raise ValueError(f"--device must be auto, cpu, mps, cuda or cuda:0, not {name!r}")
     if name == "auto":
         return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
     try:
@@ -58,8 +61,8 @@ def check_model(path: str) -> None:
     """ValueError if a path that can only be a folder is none: no hub is asked for it in vain."""
     owner, *rest = path.split("/")
     local = owner in ("", ".", "..", "~") or len(rest) > 1 or (rest and os.path.isdir(owner))
-    if local and not os.path.isdir(path):
-        raise ValueError(f"cannot load a model from {path!r}: there is no such folder")
+    if (local or os.path.exists(path)) and not os.path.isfile(os.path.join(path, "config.json")):
+        raise ValueError(f"cannot load a model from {path!r}: it is no folder with a config.json")
 
 
 def load_model(path: str, device: torch.device, attention: str = "sdpa") -> tuple[Any, Any]:

@@ -16,6 +16,9 @@ from typing import Any, Literal, get_args, get_origin
 from support import toy
 
 
+HUGE = 1e9  # no setting has a use for more
+
+
 def option(default: Any, help: str, group: str = "options") -> Any:
     """A field of a settings dataclass, with its help text and the heading it stands under."""
     return field(default=default, metadata={"help": help, "group": group})
@@ -31,11 +34,14 @@ def flag(name: str) -> str:
 
 
 def at_least(settings: Any, **least: float) -> None:
-    """Refuse settings below their least values, by the name of their option; None is fine."""
+    """Refuse settings below their least values or absurdly large, by the name of their option.
+
+    None is fine.
+    """
     for name, low in least.items():
         value = getattr(settings, name)
-        if value is not None and not value >= low:  # `not >=` refuses NaN, too
-            raise ValueError(f"{flag(name)} must be at least {low}, got {value}")
+        if value is not None and not low <= value < HUGE:  # `not <=` refuses NaN, too
+            raise ValueError(f"{flag(name)} must be at least {low} and below {HUGE:g}, got {value}")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -166,7 +172,7 @@ class Config:
         at_least(self, feedback_tests=1, timeout=1e-3, steps=0, learning_rate=1e-12, warmup=0)
         at_least(self, minibatches=1, micro_tokens=1, clip_high=0, beta=0, grad_clip=1e-6)
         at_least(self, eval_every=0, eval_iterations=1, eval_temperature=0, log_trees_every=0)
-        at_least(self, save_every=0)
+        at_least(self, save_every=0, seed=-HUGE)
         is_toy = self.problems in toy.WORLDS
         if self.credit == "mers" and self.gamma is None:
             self.gamma = 1.0

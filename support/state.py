@@ -57,8 +57,8 @@ def listed_data(config: Any) -> tuple[Callable[[int], list], list, list]:
         apart = config.eval_count or min(100, max(1, len(listed) // 10))
         if len(listed) <= apart:
             raise ValueError(
-                f"{config.problems} has {len(listed)} problems and {apart} are held out: "
-                "nothing is left to train on; lower --eval-count or name --eval-problems"
+                f"{config.problems} has {len(listed)} problems, {apart} would be held out, and nothing "
+                "is left to train on: name --eval-problems (the same file will do)"
             )
         held_out, listed = listed[:apart], listed[apart:]
 
@@ -85,6 +85,7 @@ class State:
         self.step = 0  # steps made
         self.evaluations: dict[int, dict] = {}  # by the number of steps made before
         self.seconds: dict[str, float] = {}  # of a step, by phase
+        self.warned = False  # that completions are cut
 
         base = config.model
         if not base and ranks.rank() == 0:
@@ -171,6 +172,9 @@ class State:
         state = load(self.folder)
         if state is None:
             return
+        missing = {"settings", "data", "versions", "evaluations", "model", "optimizer"} - set(state)
+        if missing:
+            raise ValueError(f"--resume: checkpoint.pt in {self.folder} lacks {sorted(missing)}")
         config = self.config
         changed = differences(state["settings"], self.made_of["settings"])
         if state["data"] != self.made_of["data"]:

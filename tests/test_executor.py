@@ -477,7 +477,8 @@ def test_many_programs_leave_no_trace():
 
 def test_four_files_work_alone_in_an_empty_folder(tmp_path):
     (tmp_path / "support").mkdir()
-    for name in ("executor.py", "support/judge.py", "support/sandbox.py", "support/confine.py"):
+    support = [f"support/{name}.py" for name in ("judge", "plan", "link", "sandbox", "confine")]
+    for name in ["executor.py", *support]:
         shutil.copy(ROOT / name, tmp_path / name)
     done = subprocess.run(
         [sys.executable, "executor.py"], cwd=tmp_path, capture_output=True, text=True
@@ -492,4 +493,11 @@ def test_four_files_work_alone_in_an_empty_folder(tmp_path):
         ("a cheat", "0.00", "failed"),
     ]
     files = [path.name for path in tmp_path.rglob("*.*") if path.suffix != ".pyc"]
-    assert sorted(files) == ["confine.py", "executor.py", "judge.py", "sandbox.py"]
+    assert sorted(files) == [
+        "confine.py",
+        "executor.py",
+        "judge.py",
+        "link.py",
+        "plan.py",
+        "sandbox.py",
+    ]

@@ -1,0 +1,400 @@
+"""Talking with a program in another process, as if its functions and objects were here.
+
+`Link` sends requests to the program's process (support/sandbox.py) and reads its answers. What is
+no data stays there: `Values` makes a stand-in for it, a `Remote`, which asks for what is done with
+it. A call also brings back what the program did to the arguments, so a list that it changed is
+changed here, too. `show` writes values into feedback. Needs the standard library.
+"""
+
+import builtins
+import collections
+import functools
+import gc
+import itertools
+import json
+import reprlib
+import signal
+import socket
+import sys
+import time
+from typing import Any
+
+from support.plan import OPERATORS, Plan, Unscorable, is_exception_class
+from support.sandbox import CHANGEABLE, SHARED, Wire, receive, send, shorten
+
+NOTHING = object()  # no value: nothing was called, or it gave none
+KEPT_EQUAL = 2000  # elements of the containers that both sides hold
+TURN = 0.01  # seconds of each wait that are the machine's, not the program's
+
+
+class Died(BaseException):
+    """The program is gone: (status, text). No Exception, so that no test can swallow it."""
+
+
+class Asked(BaseException):
+    """The program was asked where it must not be."""
+
+
+class Link:
+    """One program under test, seen from the judge: what is asked and what it answers."""
+
+    def __init__(self, plan: Plan, code: str, limits: dict, control: Any, empty: bool) -> None:
+        self.plan, self.code, self.limits, self.control = plan, code, limits, control
+        self.empty = empty  # the program is empty: find out whether the judge can host the tests
+        self.socket: Any = None
+        self.death: Any = None
+        self.unsent: Any = None  # a test handed over what cannot be sent; the test may catch it
+        self.quiet = self.asked = False  # asking is not allowed now; it was tried
+        self.last: Any = None  # the last call as (its line of code, its value)
+        self.cpu_seconds = 0.0
+        self.values = Values(self)
+
+    def launch(self, source: int = 0, sink: int = 1) -> None:
+        """A new process begins to run the program."""
+        self.stop()
+        self.death = None
+        self.wire = Wire(self.values)
+        self.patience = 1.5 * self.limits["timeout"] + 3  # seconds; CPU time decides, as a rule
+        self.socket, theirs = socket.socketpair()
+        with theirs:
+            files = [source, sink, theirs.fileno()]
+            socket.send_fds(self.control, [json.dumps(self.limits).encode()], files)
+        start = {
+            "module": "__main__" if self.plan.kind == "stdin" else "solution",
+            "context": self.plan.context,
+            "code": self.code,
+            "names": sorted(self.plan.names),
+        }
+        self.say(json.dumps(start))
+
+    def start(self) -> dict:
+        """Define the program; what it has of the names that the tests use."""
+        self.launch()
+        try:
+            found = self.answer()
+        except BaseException as error:
+            if self.empty:
+                raise Unscorable(f"its context does not run: {error!r}") from None
+            raise
+        for name, value in found.items():
+            if isinstance(value, Remote):
+                object.__setattr__(value, "_label", name)
+        return found
+
+    def stop(self) -> tuple:
+        """End the program: (its exit code, whether it used up its time)."""
+        if not self.socket:
+            return 0, False
+        self.socket.close()
+        self.socket = None
+        send(self.control, "stop")
+        code, seconds = json.loads(receive(self.control))
+        self.cpu_seconds = max(self.cpu_seconds, seconds)
+        return code, code == -signal.SIGPROF or seconds > 0.95 * self.limits["timeout"]
+
+    def die(self, status: str, text: str) -> None:
+        self.death = Died(status, text)
+        raise self.death
+
+    def say(self, text: str) -> None:
+        if self.death:
+            raise self.death
+        self.socket.settimeout(max(0.001, self.patience))
+        try:
+            send(self.socket, text)
+        except TimeoutError:
+            self.die("timeout", "ran out of time")
+        except OSError:
+            pass  # it has ended; its last words are still to be read
+
+    def answer(self, function: Any = "") -> Any:
+        """What the program says: a value, or an exception, raised here."""
+        if self.death:
+            raise self.death
+        try:
+            begin = time.monotonic()
+            text = receive(self.socket, self.limits["output_bytes"], max(0.001, self.patience))
+            self.patience -= max(0.0, time.monotonic() - begin - TURN)
+            raised, value = self.wire.read(text)
+        except TimeoutError:
+            self.die("timeout", "ran out of time")
+        except OverflowError:
+            self.die("error", f"returned more than {self.limits['output_bytes']} bytes")
+        except (OSError, EOFError):
+            return self.ended()
+        except Exception:
+            self.die("error", "sent something that is no answer")
+        if not raised:
+            return value
+        if isinstance(value, StopIteration) and function not in ("take items", "__next__"):
+            raise RuntimeError("the program raised StopIteration")  # else it would end a map()
+        raise value
+
+    def ended(self) -> None:
+        """The program's process is gone. For a main program that may be right."""
+        code, late = self.stop()
+        if late:
+            self.die("timeout", "ran out of time")
+        if code == 0 and self.plan.kind == "stdin":
+            return
+        how = f"ended with exit code {code}"
+        if code < 0:
+            names = {number.value: number.name for number in signal.Signals}  # some have none
+            how = f"was ended by {names.get(-code, f'signal {-code}')}"
+        if code in (0, -signal.SIGKILL):  # the latter may be ours: it had closed its socket
+            how = "ended before it answered"
+        self.die("error", how)
+
+    def ask(self, label: str, function: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Have the program do function(*args, **kwargs).
+
+        function: a stand-in, a builtin, or the name of a method of the first argument. label: what
+        the feedback calls it ("": the feedback does not tell of it).
+        """
+        if self.quiet:
+            self.asked = True
+            raise Asked
+        if label:
+            shown = args[1:] if isinstance(function, str) else args  # without the owner of a method
+            self.last = (shown_call(label, shown, kwargs), NOTHING)
+        wire = Wire(self.values) if isinstance(function, Missing) else self.wire
+        try:
+            request = wire.write(function, kwargs or None, *args, gone=self.unseen(wire))
+        except (TypeError, ValueError, RecursionError) as error:
+            if self.empty:
+                raise Unscorable(f"a test hands the program what cannot cross: {error}") from None
+            self.unsent = TypeError(f"what cannot be sent to the program: {error}")
+            raise self.unsent from None
+        if isinstance(function, Missing):
+            error = NameError(f"name '{label}' is not defined")
+            error._line = 0
+            raise error
+        self.say(request)
+        value = self.answer(function)
+        if label:
+            self.last = (self.last[0], value)
+        return value
+
+    def unseen(self, wire: Wire) -> list:
+        """The numbers of containers that no test can see any more, and of old ones if there are
+        many. So a turn costs the same after many calls. They are not kept equal any longer."""
+        numbers, room = [], KEPT_EQUAL
+        for number in reversed(list(wire.objects)):
+            x = wire.objects[number]
+            room -= 1 + (len(x) if hasattr(x, "__len__") else 0)
+            if room < 0 or sys.getrefcount(x) <= 3:  # in wire.objects, as x, as an argument
+                numbers.append(number)
+        return numbers
+
+
+class Values:
+    """What is no data, on its way between the tests and one program (see Wire)."""
+
+    def __init__(self, link: Link) -> None:
+        self.link = link
+        self.guarded: set = set()  # ids of what no program may change
+        self.known: dict = {}  # stand-ins by the program's number, their classes by name
+        self.methods: set = set()  # (class, name) of attributes that were found to be methods
+        self.streams: dict = {}  # iterators: id -> (stand-in, iterator)
+
+    def may_change(self, x: Any) -> bool:
+        """No program changes what modules of this process hold, such as keyword.kwlist."""
+        if not self.guarded:
+            modules = [module for name, module in sys.modules.items() if name != "solution"]
+            held = gc.get_referents(*gc.get_referents(*modules))
+            self.guarded = {id(x) for x in held if isinstance(x, CHANGEABLE)}
+        return id(x) not in self.guarded
+
+    def export(self, x: Any, wire: Wire) -> list:
+        """What of the judge is no data, for the program."""
+        if isinstance(x, Missing):
+            return ["missing"]
+        owner = x if isinstance(x, Remote) else self.streams.get(id(x), (None,))[0]
+        if owner is not None:
+            return ["object", owner._number]
+        name = getattr(x, "__name__", None)
+        if isinstance(name, str) and getattr(builtins, name, self) is x:
+            return ["shared", name]
+        if isinstance(x, collections.abc.Iterator):
+            return ["iterator", *wire.pack_all(list(itertools.islice(x, 10**6)))]
+        raise TypeError(f"a value of type {type(x).__name__}")
+
+    def load(self, kind: str, parts: list, wire: Wire) -> Any:
+        """What of the program is no data, for the tests."""
+        return getattr(self, f"load_{kind}")(wire, *parts)
+
+    def load_shared(self, wire: Wire, name: str) -> Any:
+        value = getattr(builtins, name)
+        if name not in SHARED and not is_exception_class(value):
+            raise ValueError(name)
+        return value
+
+    def load_object(self, wire: Wire, number: int, kind: str) -> Any:
+        """The stand-in for an object. Each class of the program has one of its own."""
+        if number not in self.known:
+            name = f"class {kind}"
+            if name not in self.known:
+                self.known[name] = type(kind, (Remote,), {})
+            self.known[number] = self.known[name](self.link, int(number), kind)
+        return self.known[number]
+
+    def load_method(self, wire: Wire, name: str, number: int, kind: str) -> Any:
+        """A method of an object; from now on it is called in one message."""
+        owner = self.load_object(wire, number, kind)
+        self.methods.add((kind, name))
+        return functools.partial(self.link.ask, f"{owner._label}.{name}", name, owner)
+
+    def load_stream(self, wire: Wire, number: int, is_generator: bool) -> Any:
+        remote = Remote(self.link, number, "iterator")
+        stream = self.stream(remote) if is_generator else itertools.chain(self.stream(remote))
+        self.streams[id(stream)] = (remote, stream)
+        return stream
+
+    def stream(self, remote: Any) -> Any:
+        """The items of an iterator of the program: the first ones singly, then in batches."""
+        for size in itertools.chain([1] * 8, (2**n for n in range(1, 10)), itertools.repeat(1000)):
+            try:
+                items = self.link.ask("", "take items", remote, size)
+            except StopIteration:
+                return
+            yield from items
+
+    def load_error(self, wire: Wire, lineage: list, text: str, args: Any, line: int) -> Any:
+        """An exception as the nearest class that the judge has. lineage: its class and bases."""
+        args, kind = wire.unpack(args), None
+        if lineage[0][0] == "solution" or not isinstance(args, tuple):
+            args = (text,)
+        while not is_exception_class(kind):
+            (module, name), *lineage = lineage
+            kind = getattr(sys.modules.get(module), name, None)
+        try:
+            error = kind.__new__(kind, *args)
+        except Exception:
+            error = RuntimeError.__new__(RuntimeError)
+        error.args, error._line, error._text = args, int(line), str(text)
+        return error
+
+
+class Remote:
+    """A stand-in for a function, class or object of the program."""
+
+    def __init__(self, link: Link, number: Any, label: str) -> None:
+        fields = {"_link": link, "_number": number, "_label": label, "_kind": label}
+        for name, value in fields.items():
+            object.__setattr__(self, name, value)
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        return self._link.ask(self._label, self, *args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        link = self._link
+        asked = name in ("__name__", "__doc__") or (link.plan.objects and name[:2] != "__")
+        if not asked:
+            raise AttributeError(f"{self!r} has no attribute {name!r}")
+        if (self._kind, name) in link.values.methods:
+            return functools.partial(link.ask, f"{self._label}.{name}", name, self)
+        value = link.ask("", getattr, self, name)
+        if isinstance(value, Remote):
+            object.__setattr__(value, "_label", f"{self._label}.{name}")
+        return value
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self._link.ask("", setattr, self, name, value)
+
+    def __instancecheck__(self, x: Any) -> bool:
+        return isinstance(x, Remote) and self._link.ask("", isinstance, x, self)
+
+    def __subclasscheck__(self, x: Any) -> bool:
+        return self._link.ask("", issubclass, x, self)
+
+    def _operator(self, name: str, *args: Any) -> Any:
+        """Have the program do what an operator does, if the reference has it."""
+        if self._link.plan.operators:
+            return self._link.ask("", name, self, *args)
+        if name in ("__str__", "__repr__", "__format__"):
+            return f"<{self._label} object>"
+        if name in ("__bool__", "__hash__"):
+            return name == "__bool__" or hash(self._number)
+        raise TypeError(f"<{self._label} object> has no {name}")
+
+    def __eq__(self, other: Any) -> bool:
+        if not isinstance(other, Remote):
+            return NotImplemented  # data is the answer itself: no object decides that it equals it
+        return self is other or self._link.ask("", "__eq__", self, other)
+
+    def __hash__(self) -> int:
+        return self._operator("__hash__")
+
+
+def operator_method(name: str) -> Any:
+    def method(self: Remote, *args: Any) -> Any:
+        return self._operator(name, *args)
+
+    return method
+
+
+for operator_name in OPERATORS - {"__hash__"}:
+    setattr(Remote, operator_name, operator_method(operator_name))
+
+
+class Missing(Remote):
+    """A stand-in for what the program does not define."""
+
+    def __getattr__(self, name: str) -> Any:
+        return self()
+
+
+def message(error: BaseException) -> str:
+    try:
+        return getattr(error, "_text", "") or str(error)
+    except Exception:  # the display of a value in it raises
+        return ""
+
+
+class Shown(reprlib.Repr):
+    """repr of bounded size, the same for the same value."""
+
+    def __init__(self, room: int) -> None:
+        super().__init__()
+        self.maxlevel, self.maxlong, self.maxother, self.maxstring = 6, 200, 200, room
+        self.maxlist = self.maxtuple = self.maxset = self.maxfrozenset = self.maxdict = 30
+        self.maxdeque = 30
+
+    def repr1(self, x: Any, level: int) -> str:  # the base goes by the name of the class
+        return f"<{x._label} object>" if isinstance(x, Remote) else super().repr1(x, level)
+
+    def repr_str(self, x: str, level: int) -> str:
+        return super().repr_str(shorten(x, self.maxstring), level)
+
+    def repr_set(self, x: set, level: int) -> str:
+        if not x:
+            return "set()"
+        try:
+            parts = sorted(x)
+        except TypeError:  # the order of addresses differs from run to run
+            parts = sorted(x, key=repr)
+        shown = [self.repr1(part, level - 1) for part in parts[: self.maxset]]
+        if len(x) > self.maxset:
+            shown.append("...")
+        return "{" + ", ".join(shown) + "}"
+
+
+def shown_call(label: str, args: tuple, kwargs: dict) -> str:
+    """A call as a line of code, with its arguments as they are before it."""
+    words = [show(x, 100) for x in args]
+    words += [f"{name}={show(x, 100)}" for name, x in kwargs.items()]
+    return shorten(f"{label}({', '.join(words)})", 300)
+
+
+def show(x: Any, room: int = 200) -> str:
+    """A value as text for feedback, cut with a mark.
+
+    >>> show({"b", "a"}), show("x" * 1000, 50)
+    ("{'a', 'b'}", "'xxxxxxxxxxxx...[976 cut]...xxxxxxxxxxxx'")
+    """
+    try:
+        if isinstance(x, (bool, float)):
+            return repr(x)
+        return repr(shorten(x, room)) if isinstance(x, str) else shorten(Shown(room).repr(x), room)
+    except Exception:
+        return f"a {type(x).__name__} that cannot be shown"

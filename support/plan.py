@@ -1,0 +1,369 @@
+"""What tests mean: a problem's tests are read once, and each statement that asserts is one test.
+
+In:  the kind of a problem, its tests, entry point, context and reference.
+Out: a `Plan`: code of the tests in which each test is marked, and what may reach the program.
+
+A loop, a `try` or a `with` that asserts is one test as a whole. So this file has the tests 0 and 1:
+
+    def test_f():                         def test_f():
+        assert f(1) == 1                      with __test__(0): __equal__(f(1), 1)
+        for n in range(9):                    with __test__(1):
+            assert f(n) >= 0                      for n in range(9): assert f(n) >= 0
+
+What the judge cannot host raises Unscorable. Needs the standard library.
+"""
+
+import ast
+import builtins
+import collections
+import importlib.util
+import itertools
+import re
+import sys
+from typing import Any
+
+
+def words(text: str, form: str = "{}") -> set:
+    return {form.format(word) for word in text.split()}
+
+
+UNHOSTED = {  # what a test file may not use
+    "module": words(
+        "asyncio concurrent.futures ctypes dataclasses datetime decimal fractions gc hypothesis io "
+        "inspect logging multiprocessing os os.path pandas pathlib pickle shutil socket subprocess "
+        "tempfile threading unittest warnings weakref"
+    ),
+    "word": words(
+        "open eval exec locals globals get_type_hints redirect_stdout redirect_stderr stdout stdin "
+        "stderr argv setrecursionlimit seed send throw mock patch fixture warns deprecated_call "
+        "importorskip skip xfail setUp setUpClass setup_method setup_class setup_function "
+        "setup_module setUpModule tearDown teardown_method __init__"
+    ),
+}
+DATA = (str, bytes, list, tuple, dict, set, int, float, complex, range, collections.Counter)
+METHODS = set(itertools.chain(*map(dir, DATA))) | words("popleft appendleft all any tolist")
+FIELDS = words("value shape dtype ndim size T real imag args __name__")  # of data that are read
+OPERATORS = words(  # what tests may do with the program's objects; equality is apart
+    "len iter next reversed contains getitem setitem delitem enter exit lt le gt ge neg pos abs "
+    "invert index int float complex round str repr format bool hash add radd iadd sub rsub isub "
+    "mul rmul imul truediv rtruediv floordiv rfloordiv mod rmod pow rpow matmul and or xor",
+    "__{}__",
+)
+
+
+class Unscorable(BaseException):
+    """The judge cannot host the tests: (why,)."""
+
+
+class Unit:
+    """One text of tests."""
+
+    def __init__(self, public: bool) -> None:
+        self.public = public
+        self.code: Any = None
+        self.body: list[int] = []  # the numbers of its tests outside of functions
+        self.functions: list = []  # (class name, function name, the numbers of its tests)
+
+
+class Plan:
+    """A problem made ready for all programs. tests: (source, graded, public) of each test."""
+
+    def __init__(self, kind: str, texts: Any, public: Any, entry: str, context: str, ref: str):
+        self.kind, self.entry, self.context = kind, entry or "", context or ""
+        self.tests: list = []
+        self.units: list[Unit] = []
+        self.names: set[str] = {self.entry.partition(".")[0], "Solution"}
+        self.operators = False  # operators reach the program's objects
+        self.objects = kind == "functional"  # attributes reach the program's objects
+        if kind not in ("assert", "stdin", "functional"):
+            raise Unscorable(f"its kind is {kind!r}, expected assert, stdin or functional")
+        if kind == "functional" and not entry:
+            raise Unscorable("it names no entry_point")
+        texts, public = list(texts or []), list(public or [])
+        items = [(text, False, True) for text in public if text not in texts]
+        items += [(text, True, text in public) for text in texts]
+        try:
+            if kind == "assert":
+                self.read_code(items, ast.parse(ref or ""))
+            else:
+                self.read_cases(items, (str, str) if kind == "stdin" else ((list, tuple), object))
+        except (SyntaxError, ValueError, TypeError, RecursionError) as error:
+            raise Unscorable(f"a test cannot be read: {error}") from None
+        if not any(graded for _, graded, _ in self.tests):
+            raise Unscorable("it has no tests")
+
+    def read_cases(self, items: list, kinds: tuple) -> None:
+        self.cases = [case for case, *_ in items]
+        self.tests = [("", *marks) for _, *marks in items]
+        for case in self.cases:
+            pair = isinstance(case, (list, tuple)) and len(case) == 2
+            if not pair or not all(map(isinstance, case, kinds)):
+                raise ValueError(f"expected an input and its output, got {case!r:.60}")
+
+    def read_code(self, items: list, reference: ast.Module) -> None:
+        trees = [ast.parse(text) for text, *_ in items]
+        whole = ast.Module([node for tree in trees for node in tree.body], [])
+        refuse(whole)
+        self.find_names(whole, reference)
+        self.find_objects(whole, reference)
+        self.refuse_own_exceptions(whole)
+        for tree, (_, *marks) in zip(trees, items, strict=True):
+            self.marks = marks
+            self.units.append(self.read_unit(tree))
+
+    def find_names(self, tests: ast.Module, reference: ast.Module) -> None:
+        """Which names of the tests mean the program's."""
+        self.imports = [ast.unparse(node) for node in reference.body if is_import(node)]
+        self.names = {self.entry} - {""}
+        for node in reference.body:
+            self.names |= {getattr(node, "name", self.entry)} - {""}
+            for target in getattr(node, "targets", ()):
+                self.names |= {part.id for part in find(target, ast.Name)}
+        for node in find(tests, ast.ImportFrom):
+            if node.module == "solution":
+                self.names |= {alias.name for alias in node.names}
+        for node in find(tests, ast.Attribute):
+            if ast.unparse(node.value) == "solution":
+                self.names.add(node.attr)
+        if not reference.body or "*" in self.names:  # all that nobody else defines
+            used = {node.id for node in find(tests, ast.Name)}
+            modules = {getattr(node.value, "id", "") for node in find(tests, ast.Attribute)}
+            self.names |= used - own_names(tests) - set(dir(builtins))
+            self.names -= modules & sys.stdlib_module_names
+        self.names -= {"*"}
+
+    def find_objects(self, tests: ast.Module, reference: ast.Module) -> None:
+        """Whether tests may use operators and attributes of the program's objects.
+
+        A program must not decide that its object equals an answer. So operators need a class in
+        the reference that has one, a base or a decorator. Attributes need a class in the reference,
+        or tests that use attributes which no data has. Without a reference, a name in capitals
+        stands for a class.
+        """
+        classes = find(reference, ast.ClassDef)
+        self.operators = not reference.body and any(name[:1].isupper() for name in self.names)
+        for node in classes:
+            methods = {part.name for part in find(node, ast.FunctionDef)}
+            bases = " ".join(map(ast.unparse, node.bases + node.decorator_list))
+            if methods & (OPERATORS | {"__eq__"}) or re.sub(r"\w*(Error|Exception)", "", bases):
+                self.operators = True
+        modules = own_names(tests, (ast.Import, ast.ImportFrom)) | {"self", "solution"}
+        uses = find(tests, ast.Attribute)
+        used = {node.attr for node in uses if ast.unparse(node.value) not in modules}
+        self.objects = bool(classes or self.operators or used - METHODS - FIELDS)
+
+    def refuse_own_exceptions(self, tests: ast.Module) -> None:
+        """No class of the program is a class of the judge, so none can be expected or caught."""
+        expected = [node.type for node in find(tests, ast.ExceptHandler) if node.type]
+        for node in find(tests, ast.Call):
+            if ast.unparse(node.func) in ("raises", "pytest.raises"):
+                expected += node.args[:1]
+        for node in expected:
+            if mentions(node, self.names - set(dir(builtins))):
+                raise Unscorable(f"a test expects {ast.unparse(node)}, a class of the solution")
+
+    def read_unit(self, tree: ast.Module) -> Unit:
+        """Wrap each statement that asserts, and collect the test functions."""
+        unit, body, tests = Unit(self.marks[1]), [], []
+        called = " ".join(ast.unparse(node.value.func) for node in tree.body if is_call(node))
+        functions = [node for node in find(tree, ast.FunctionDef) if not is_test(node, called)]
+        self.helpers = closure(functions, asserts, set())
+        touching = self.names | closure(functions, mentions, self.names)
+        for node in tree.body:
+            if isinstance(node, ast.If) and "__name__" in ast.unparse(node.test):
+                continue
+            if isinstance(node, ast.ClassDef):
+                tests += [(node.name, part) for part in node.body if is_test(part, called)]
+            elif is_test(node, called):
+                tests.append(("", node))
+            else:
+                node = self.statement(node, unit.body)
+            body.append(node)
+        for owner, node in tests:
+            self.read_function(unit, owner, node)
+        if not unit.body and not unit.functions and re.search("(?i)check|verify|test", called):
+            body = [self.wrap(body, unit.body, body[-1])]
+        tree.body = [Asserts(touching).visit(node) for node in body]
+        unit.code = compile(ast.fix_missing_locations(tree), "<test>", "exec")
+        return unit
+
+    def read_function(self, unit: Unit, owner: str, node: ast.FunctionDef) -> None:
+        """Wrap the statements of a test function that assert; if there is none, all together."""
+        numbers: list[int] = []
+        marks = [ast.unparse(mark) for mark in node.decorator_list]
+        if any(re.match(r"pytest\.mark\.(skip|xfail)\b", mark) for mark in marks):
+            return
+        if any(re.match(r"pytest\.mark\.(skipif|usefixtures)\b", mark) for mark in marks):
+            raise Unscorable(f"{node.name} has the mark skipif or usefixtures")
+        given = {"self", *re.findall(r"\w+", " ".join(marks))}
+        needed = {arg.arg for arg in node.args.args} - given
+        if node.name == "check":
+            if not self.entry:
+                raise Unscorable("a test defines check(candidate), but there is no entry_point")
+        elif needed:
+            raise Unscorable(f"{node.name} needs {', '.join(sorted(needed))}, which nothing gives")
+        if not all(mark.startswith("pytest.mark.") for mark in marks):
+            raise Unscorable(f"{node.name} has a decorator that is no mark of pytest")
+        body = [self.statement(part, numbers) for part in node.body]
+        whole = ast.Expr(ast.Call(ast.Name(node.name), [], []))
+        node.body = body if numbers else [self.wrap(node.body, numbers, whole)]
+        unit.functions.append((owner, node.name, numbers))
+
+    def statement(self, node: ast.stmt, numbers: list[int]) -> ast.stmt:
+        """A statement, wrapped if it is a test."""
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)) or not asserts(node, self.helpers):
+            return node
+        return self.wrap([node], numbers, node.test if isinstance(node, ast.Assert) else node)
+
+    def wrap(self, body: list, numbers: list[int], shown: ast.AST) -> ast.With:
+        """Statements as one more test, whose source is that of `shown`."""
+        number = len(self.tests)
+        numbers.append(number)
+        self.tests.append((" ".join(ast.unparse(shown).split()), *self.marks))
+        block = ast.parse(f"with __test__({number}): pass").body[0]
+        block.body = body
+        return block
+
+
+class Asserts(ast.NodeTransformer):
+    """Rewrite comparisons in asserts, so that both sides are known when they differ.
+
+    The side that does not use the program is evaluated first. Else a program that empties its
+    argument would buy `assert f(xs) == sorted(xs)`, which becomes
+
+        __equal__(__first__(lambda: f(xs), lambda: sorted(xs)), __second__())
+    """
+
+    def __init__(self, touching: set) -> None:
+        self.touching = touching  # names that may use the program
+        self.inside = False  # an assert
+
+    def visit_Assert(self, node: ast.Assert) -> ast.stmt:
+        if isinstance(node.test, ast.Constant):
+            return node
+        node.msg = None  # nobody sees it
+        self.inside = True
+        self.generic_visit(node)
+        self.inside = False
+        test = node.test
+        if isinstance(test, ast.Compare) and [type(op) for op in test.ops] == [ast.Eq]:
+            sides = [test.left, test.comparators[0]]
+            return ast.Expr(ast.Call(ast.Name("__equal__", ast.Load()), sides, []))
+        return node
+
+    def visit_Compare(self, node: ast.Compare) -> ast.expr:
+        self.generic_visit(node)
+        if self.inside and len(node.ops) == 1:
+            node.left, node.comparators[0] = self.reorder(node.left, node.comparators[0])
+        return node
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        self.generic_visit(node)
+        if ast.unparse(node.func) == "type" and len(node.args) == 1:
+            node.func = ast.Name("__type__", ast.Load())
+        return node
+
+    def reorder(self, left: ast.expr, right: ast.expr) -> tuple:
+        """The two sides, the right one first if only the left one uses the program."""
+        fixed = (ast.NamedExpr, ast.Await, ast.Yield, ast.Starred)
+        plain = not find(left, ast.Call) or not find(right, ast.Name)
+        if plain or mentions(right, self.touching) or find(left, fixed) or find(right, fixed):
+            return left, right
+        first = ast.parse("__first__(lambda: 0, lambda: 0)", mode="eval").body
+        first.args[0].body, first.args[1].body = left, right
+        return first, ast.parse("__second__()", mode="eval").body
+
+
+def find(tree: ast.AST, kinds: Any) -> list:
+    return [node for node in ast.walk(tree) if isinstance(node, kinds)]
+
+
+def is_import(node: ast.AST) -> bool:
+    return isinstance(node, (ast.Import, ast.ImportFrom))
+
+
+def is_call(node: ast.AST) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
+
+
+def mentions(node: ast.AST, names: set) -> bool:
+    return any(part.id in names for part in find(node, ast.Name))
+
+
+def is_test(node: ast.AST, called: str) -> bool:
+    """A function that pytest calls, or the check(candidate) of HumanEval."""
+    if not isinstance(node, ast.FunctionDef):
+        return False
+    check = node.name == "check" and len(node.args.args) == 1 and "check" not in called.split()
+    return node.name.startswith("test") or check
+
+
+def asserts(node: ast.AST, helpers: set) -> bool:
+    """A statement can fail a test: it asserts, or calls something that does."""
+    if any(not getattr(part.test, "value", None) for part in find(node, ast.Assert)):
+        return True
+    names = [ast.unparse(part.func).rpartition(".")[2] for part in find(node, ast.Call)]
+    return any(name in helpers or re.match("raises$|fail$|assert", name) for name in names)
+
+
+def closure(functions: list, test: Any, names: set) -> set:
+    """The names of functions of which a test holds, given the names found so far."""
+    found: set = set()
+    while new := {f.name for f in functions if f.name not in found and test(f, names | found)}:
+        found |= new
+    return found
+
+
+def own_names(tree: ast.AST, kinds: Any = ast.AST) -> set:
+    """The names that tests bind themselves, by statements of some kinds."""
+    names = set()
+    for node in find(tree, kinds):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            names.add(node.name)
+        elif isinstance(node, ast.arg):
+            names.add(node.arg)
+        elif is_import(node) and getattr(node, "module", "") != "solution":
+            names |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
+    return names
+
+
+def is_exception_class(x: Any) -> bool:
+    """Of Python, its library or a package: none that ends the judge or a test of pytest."""
+    usual = isinstance(x, type) and issubclass(x, BaseException)
+    return usual and (x.__module__ == "builtins" or issubclass(x, Exception))
+
+
+def refuse(tests: ast.Module) -> None:
+    """Raise Unscorable for what the judge cannot host, whatever the program."""
+    own = own_names(tests, (ast.Name, ast.arg))
+    for node in ast.walk(tests):
+        for module in imported_modules(node):
+            top = module.partition(".")[0]
+            if not UNHOSTED["module"].isdisjoint({module, top}):
+                raise Unscorable(f"a test uses {module}, whose values cannot cross")
+            if top != "solution" and importlib.util.find_spec(top) is None:
+                raise Unscorable(f"the tests need the module {top}")
+        mark = isinstance(node, ast.Attribute) and ast.unparse(node.value) == "pytest.mark"
+        used = {getattr(node, field, None) for field in ("id", "attr", "name")} - own
+        for word in set() if mark else used & UNHOSTED["word"]:
+            raise Unscorable(f"a test uses {word}")
+        refuse_syntax(node)
+
+
+def refuse_syntax(node: Any) -> None:
+    if isinstance(node, (ast.AsyncFunctionDef, ast.Await)):
+        raise Unscorable("a test is async")
+    if isinstance(node, ast.keyword) and node.arg in ("indirect", "marks"):
+        raise Unscorable(f"a test uses the option {node.arg} of pytest")
+    if not isinstance(node, ast.ClassDef):
+        return
+    if node.decorator_list or node.bases or not node.name.startswith("Test"):
+        raise Unscorable(f"the tests define the class {node.name}, whose objects cannot cross")
+
+
+def imported_modules(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.ImportFrom):
+        return [node.module or "solution"]
+    return [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
