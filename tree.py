@@ -9,19 +9,17 @@ It needs Python alone: copy the file into your project. `python tree.py` draws a
 `python tree.py runs/x/trees.jsonl` draws the trees of a run (with support/page.py).
 """
 
-import ast
 import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
-from functools import lru_cache
-from operator import attrgetter
+from itertools import islice
 from types import SimpleNamespace
 from typing import Any
 
 Messages = list[dict[str, str]]
-SOLVED = attrgetter("solved")
 
 
 @dataclass
@@ -32,7 +30,7 @@ class Completion:
     prompt_ids: list[int] = field(default_factory=list)
     completion_ids: list[int] = field(default_factory=list)  # with the end token, unless truncated
     truncated: bool = False  # no end token came within the allowed length
-    thinking: bool = False  # the prompt ended inside a thought that the chat template opened
+    thinking: bool = False  # the chat template left a <think> open: the answer begins inside it
 
 
 @dataclass
@@ -59,14 +57,17 @@ class Node:
     problem: Any = None
 
 
+def is_solved(node: Node) -> bool:
+    return node.solved
+
+
 def build_trees(
-    problems: list, sample: Callable, execute: Callable, turns: int, group_size: int, stop=SOLVED
+    problems: list, sample: Callable, execute: Callable, turns: int, group_size: int, stop=is_solved
 ) -> list[Node]:
     """Grow one tree for each problem, turn by turn (paper).
 
     A turn is one call of `sample` and one of `execute`, for the open nodes of all problems. A node
     for which `stop` holds gets no children. G + G^2 + ... + G^S attempts if nothing is solved.
-
     ValueError: a wrong number of answers, or a problem that no program can be scored on.
     """
     if turns < 1 or group_size < 1:
@@ -87,7 +88,7 @@ def build_trees(
                 parent.children = [attempt(parent, answer) for answer in completions]
 
         grown = [node for parent in open_nodes for node in parent.children]
-        judge(grown, execute, verdicts)
+        execute_all(grown, execute, verdicts)
         open_nodes = [node for node in grown if not stop(node)]
     return trees
 
@@ -99,14 +100,14 @@ def check_count(function: str, what: str, asked: int, given: int) -> None:
 
 def attempt(parent: Node, answer: Completion) -> Node:
     """A new child of `parent`, not yet executed."""
-    ids = answer.prompt_ids, answer.completion_ids
-    code = extract_code(answer.text, parent.problem.entry_point, answer.thinking)
-    child = Node(parent.turn + 1, next_prompt(parent), *ids, answer.text, code, answer.truncated)
-    child.problem = parent.problem
+    child = Node(turn=parent.turn + 1, prompt=next_prompt(parent), problem=parent.problem)
+    child.prompt_ids, child.completion_ids = answer.prompt_ids, answer.completion_ids
+    child.text, child.truncated = answer.text, answer.truncated
+    child.code = extract_code(answer.text, parent.problem.entry_point, answer.thinking)
     return child
 
 
-def judge(nodes: list[Node], execute: Callable, verdicts: dict) -> None:
+def execute_all(nodes: list[Node], execute: Callable, verdicts: dict) -> None:
     """Fill in what the executor says. Identical programs for a problem run only once."""
     jobs = {(id(node.problem), node.code): (node.problem, node.code) for node in nodes}
     new = [key for key in jobs if key not in verdicts]
@@ -155,98 +156,84 @@ def refinement_messages(messages: Messages, text: str, feedback: str) -> Message
 
 
 LONGEST = 30_000  # characters of an answer that are read, from its end: parsing is slow
-READS_AND_PRINTS = [r"\binput *\(|\bstdin\b(?! *=)|\bopen *\( *0", r"\bprint *\(|\bstdout\b"]
-DEFINES = r"^[ \t]*(async +)?(def|class) +{0}\b|^[ \t]*{0} *(:[^=\n]*)?= *(lambda\b|[^\W\d][\w.]*$)"
-END_OF_THOUGHT = re.compile("</think(?:ing)?>")
-TAG = r"[{.]*(?:[\w./-]+\.py|(?:i?python|pypy|py)[\d.]*(?: +[\d.]+)?)(?![\w-])"  # of Python
-REOPENING = re.compile(rf"(?im){TAG}|[\w+#.-]+[ \t]*$")
-LIST = r"(?:[ \t]|(?:[-*+]|\d+[.)])[ \t])*"  # blanks, and the marks of list items
-TEXT = r"(?:[^`\n]|`{1,2}(?!`))*+(?=`+(?:python\b|\S*[ \t]*$))"  # any, if at most a tag follows
-CODE = r"(?:def|class|import|from) +\w|@\w|[\w, ]+ = |[\w.]+\("  # on the line of the fence
-OPENING = re.compile(
-    rf"(?im)^(?:{LIST}|{TEXT})(?P<mark>```|~~~)[`~]*(?=[^`\n]*$)"
-    rf"[ \t]*(?P<python>{TAG})?[ \t]*(?:(?={CODE})|(?P<rest>.*)$)"
+READS = r"\binput *\(|\bstdin\b(?! *=)|\bopen *\( *0"  # "input()", "sys.stdin.read()", "open(0)"
+PRINTS = r"\bprint *\(|\bstdout\b"  # "print(x)", "sys.stdout.write(x)"
+DEFINES = r"^[ \t]*(?:async +)?(?:def|class) +{name}\b"  # "def f(x):", "class Solution:"
+ASSIGNS = r"^[ \t]*{name} *(?::[^=\n]*)?= *(?:lambda\b|[^\W\d][\w.]*$)"  # "f = lambda: 1", "f = g"
+PYTHON = r"[{.]*(?:[\w./-]+\.py|(?:i?python|pypy|py)[\d.]*(?: +[\d.]+)?)(?![\w-])"  # "py", "a.py"
+CODE = r"(?:def|class|import|from) +\w|@\w|[\w, ]+ = |[\w.]+\("  # "def f", "@cache", "n = ", "g("
+MARK = re.compile(
+    r"(?im)\A|\Z|(?P<thought></?think(?:ing)?>)"  # the beginning, the end, "<think>", "</think>"
+    r"|(?P<own_line>^(?:[ \t]|(?:[-*+]|\d+[.)])[ \t])*)?(?:```|~~~)[`~]*"  # "```", "  1. ~~~~"
+    rf"[ \t]*(?P<python>{PYTHON})?[ \t]*"  # its tag: "python", "Python 3", "{.python", "src/a.py"
+    rf"(?:(?={CODE})|(?P<rest>.*)$)"  # code on the line of the fence; else "bash", "title='a'"
 )
 
 
 def extract_code(text: str, entry_point: str = "", thinking: bool = False) -> str:
-    """The program in an answer, or "" if there is none (ours). Thoughts are left out.
+    """The program in an answer, or "" if there is none (ours).
 
-    It is the block that defines most of `entry_point` ("f", "Solution.f") or, without a name, that
-    reads and prints. Of equals: one tagged as Python, one that parses, the last. Untagged blocks,
-    the text outside, and the whole answer must parse and do something of that. Blocks are not
-    joined, a stub is a definition, and unfenced code among prose or in [PYTHON] tags is not found.
+    1. Leave out the thought, and cut the answer into pieces at its fences.
+    2. Keep the pieces with a Python tag, and those that parse and define one of the names in
+       `entry_point` ("f"; "Solution.f" has two). If there is no name: that read or print.
+    3. Take the one that does most of that. Of equals: one with a tag, one that parses, the last.
+
+    Pieces are not joined; a stub is a definition; code beside prose, without a fence, is not found.
     """
-    if thinking or re.match(r"[\s\ufeff\u200b]*<think", text):
-        text = "".join(END_OF_THOUGHT.split(text, maxsplit=1)[1:])
+    names = [re.escape(name) for name in entry_point.split(".") if name]
+    wanted = [f"{DEFINES}|{ASSIGNS}".format(name=name) for name in names] or [READS, PRINTS]
+    best, best_quality = "", (0, False, False)
+    for piece, tagged in pieces(cleaned(text, thinking)):
+        code, parses = dedented(piece)
+        matches = [pattern for pattern in wanted if re.search(pattern, code, re.MULTILINE)]
+        quality = (len(matches), tagged, parses)
+        if code and (tagged or (parses and matches)) and quality >= best_quality:
+            best, best_quality = code, quality
+    return best
+
+
+def cleaned(text: str, thinking: bool) -> str:
+    """The end of an answer, without its thought, the marks of a quotation, and invisible ones."""
+    if thinking or re.match(r"[\s\ufeff\u200b]*<think", text):  # one that never ends leaves ""
+        text = re.sub(r"\A.*?(?:</think(?:ing)?>|\Z)", "", text, count=1, flags=re.DOTALL)
     text = text.rstrip()[-LONGEST:].replace("\r\n", "\n")
-    text = re.sub(r"^([ \t]*)[\ufeff\u200b]+", r"\1", text, flags=re.MULTILINE)
-    if re.search(r"^[ \t]*>.*(?:```|~~~)", text, re.MULTILINE):  # a fence in a quotation
+    text = re.sub(r"^([ \t]*)[\ufeff\u200b]+", r"\1", text, flags=re.MULTILINE)  # byte-order marks
+    if re.search(r"^[ \t]*>.*(?:```|~~~)", text, re.MULTILINE):  # "> ```python"
         text = re.sub(r"^[ \t]*(?:> ?)+", "", text, flags=re.MULTILINE)
-    names = entry_point.split(".") if entry_point else []
-    wanted = [DEFINES.format(re.escape(name)) for name in names] or READS_AND_PRINTS
-
-    programs = [(0, False, False, 0, "")]
-    for place, (tagged, block) in enumerate([(False, text), *split_fences(text)]):
-        code, parses = read(block)
-        done = sum(re.search(pattern, code, re.MULTILINE) is not None for pattern in wanted)
-        if code.strip() and not code.startswith(">>>") and (tagged or (parses and done)):
-            programs.append((done, tagged, parses, place, code))
-    return max(programs)[-1]
+    return text
 
 
-def split_fences(text: str) -> list[tuple[bool, str]]:
-    """The text outside of fences, and the first 30 blocks: (tagged as Python, code) each."""
-    blocks, outside, place = [], [], 0
-    for _ in range(30):
-        opening = OPENING.search(text, place)
-        begin = opening.start("mark") if opening else len(text)
-        *thoughts, between = END_OF_THOUGHT.split(text[place:begin])
-        if thoughts:
-            blocks, outside = [], []
-        outside.append(between)
-        if opening is None:
-            break
-        begin = opening.end()
-        end, place = find_end(text, begin, opening["mark"])
-        thoughts = list(END_OF_THOUGHT.finditer(text, begin, end))
-        if thoughts and not read(text[begin:end])[1]:
-            place = thoughts[-1].start()  # the fence was opened in the thought
-        elif opening["python"] or not opening["rest"]:
-            blocks.append((opening["python"] is not None, text[begin:end]))
-    outside = "\n".join(outside)
-    return [] if "<think" in outside else [(False, outside), *blocks]
+def pieces(text: str) -> list[tuple[str, bool]]:
+    """What stands between two marks, and whether the first of them is a fence tagged as Python.
 
-
-def find_end(text: str, begin: int, mark: str) -> tuple[int, int]:
-    """Where the code of a block ends, and where the text behind its closing fence begins.
-
-    The fence is on its own line or behind code, and a string may hold others. Of four places the
-    block ends at the first up to which it parses, else at the next fence on its own line.
+    A string in a program may hold marks. So a piece ends at the first mark up to which it parses;
+    fences on their own line are tried first. If none parses, it ends at the next mark.
     """
-    in_string = r'""".*?"""' r"|'''.*?'''" r"|'[^'\n]*'" r'|"[^"\n]*"' r"|#[^\n]*"
-    patterns = []
-    for fence in (rf"^[ \t]*{mark}[`~]*", rf"{mark}[`~]*"):
-        patterns += [rf".*?({fence}|\Z)", rf"(?:{in_string}|(?!{fence}).)*+({fence}|\Z)"]
-    found = [re.compile(each, re.DOTALL | re.MULTILINE).match(text, begin) for each in patterns]
-    parsed = [match for match in found if read(text[begin : match.start(1)])[1]]
-    end, behind = [*parsed, *found][0].span(1)
-    return (end, end) if REOPENING.match(text, behind) else (end, behind)
+    marks = list(islice(MARK.finditer(text), 50))  # more would take seconds to parse
+    found, in_thought = [], False
+    while len(marks) > 1:
+        opening = marks.pop(0)
+        ends = sorted(marks[:10], key=lambda mark: mark["own_line"] is None)
+        parsing = (mark for mark in ends if dedented(text[opening.end() : mark.start()])[1])
+        closing = next(parsing, marks[0])
+        marks = marks[marks.index(closing) :]
+
+        if opening["thought"]:  # what came before is not the answer
+            found, in_thought = [], not opening["thought"].startswith("</")
+        if opening["python"] or not opening["rest"]:  # else it is tagged as something else
+            found.append((text[opening.end() : closing.start()], bool(opening["python"])))
+    return [] if in_thought else found
 
 
-@lru_cache(maxsize=16)
-def read(block: str) -> tuple[str, bool]:
-    """A block without its indentation, and whether it parses. As it is, if it does not."""
-    lines = block.strip("\n").split("\n")
-    indents = [len(line) - len(line.lstrip()) for line in lines if line.strip()]
-    for width in (min(indents, default=0), *indents[:1]):  # a string may have lines further left
+def dedented(piece: str) -> tuple[str, bool]:
+    """A piece without its indentation, and whether it parses. As it is, if it does not."""
+    lines = piece.strip("\n").split("\n")
+    indents = [len(line) - len(line.lstrip()) for line in lines if line.strip()] or [0]
+    # Try the smallest indentation, then that of the first line: a string may begin further left.
+    for width in sorted({min(indents), indents[0]}):
         code = "\n".join(line[:width].lstrip() + line[width:] for line in lines).rstrip()
-        try:
-            with warnings.catch_warnings(action="ignore"):
-                statements = ast.parse(code).body
-        except (SyntaxError, ValueError, RecursionError, MemoryError):
-            continue
-        if not any(isinstance(node, ast.Return) for node in statements):  # else a function's body
+        with warnings.catch_warnings(action="ignore"), suppress(Exception):
+            compile(code, "answer", "exec")  # it refuses a `return` outside of functions, too
             return code, True
     return "\n".join(lines).rstrip(), False
 
@@ -286,10 +273,14 @@ def draw_below(parent: Node, blank: str, indent: str, width: int | None) -> Iter
 def title(node: Node) -> str:
     """The first line of an attempt's program, and what was special about the attempt."""
     first, *more = (node.code.strip() or "(no code)").split("\n")
-    notes = {f"and {len(more)} lines": more, "truncated": node.truncated, "pruned": not node.kept}
-    notes[f"not expanded: {node.unexpanded}"] = node.unexpanded
-    said = ", ".join(note for note, holds in notes.items() if holds)
-    return f"{first}  ({said})" if said else first
+    notes = [f"and {len(more)} lines"] if more else []
+    if node.truncated:
+        notes.append("truncated")
+    if not node.kept:
+        notes.append("pruned")
+    if node.unexpanded:
+        notes.append(f"not expanded: {node.unexpanded}")
+    return f"{first}  ({', '.join(notes)})" if notes else first
 
 
 def to_dict(node: Node, ids: bool = False) -> dict:
@@ -310,15 +301,18 @@ def from_dict(plain: dict) -> Node:
 
 
 def demonstrate() -> Node:
-    """Six attempts at a program with f(2) == 4 and f(3) == 6, as MARS and GRPO value them."""
+    """Six attempts at f with f(2) == 4 and f(3) == 6.
+
+    The numbers are typed in. tests/test_tree.py holds them against executor.py and propagate.py.
+    """
     tree = Node(turn=0, problem=SimpleNamespace(id="f(x) is twice x"))
     for turn, formula, reward, credit, advantage, feedback in (
-        (1, "x + 2", 0.5, 0.5, -1.0, "f(3) returned 5, expected 6"),
-        (2, "x + 3", 0.5, 0.5, +1.0, "f(2) returned 5, expected 4"),
-        (2, "x + 4", 0.0, 0.0, -1.0, "f(2) returned 6, expected 4"),
-        (1, "x * 3", 0.0, 1.0, +1.0, "f(2) returned 6, expected 4"),
-        (2, "x * 2", 1.0, 1.0, +1.0, ""),
-        (2, "x * 4", 0.0, 0.0, -1.0, "f(2) returned 8, expected 4"),
+        (1, "x + 2", 0.5, 0.5, -1.0, "Test 2 failed: f(3) returned 5, expected 6"),
+        (2, "x + 3", 0.5, 0.5, +1.0, "Test 1 failed: f(2) returned 5, expected 4"),
+        (2, "x + 4", 0.0, 0.0, -1.0, "Test 1 failed: f(2) returned 6, expected 4"),
+        (1, "x * 3", 0.0, 1.0, +1.0, "Test 1 failed: f(2) returned 6, expected 4"),
+        (2, "x * 2", 1.0, 1.0, +1.0, "All tests passed."),
+        (2, "x * 4", 0.0, 0.0, -1.0, "Test 1 failed: f(2) returned 8, expected 4"),
     ):
         node = Node(turn, code=f"def f(x): return {formula}", reward=reward, feedback=feedback)
         node.credit, node.advantage, node.solved = credit, advantage, reward == 1
