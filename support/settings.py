@@ -15,7 +15,6 @@ from typing import Any, Literal, get_args, get_origin
 
 from support import toy
 
-
 HUGE = 1e9  # no setting has a use for more
 
 
@@ -40,8 +39,10 @@ def at_least(settings: Any, **least: float) -> None:
     """
     for name, low in least.items():
         value = getattr(settings, name)
-        if value is not None and not low <= value < HUGE:  # `not <=` refuses NaN, too
-            raise ValueError(f"{flag(name)} must be at least {low} and below {HUGE:g}, got {value}")
+        if value is not None and not value >= low:  # `not >=` refuses NaN, too
+            raise ValueError(f"{flag(name)} must be at least {low}, got {value}")
+        if value is not None and value > HUGE:
+            raise ValueError(f"{flag(name)} must be at most {HUGE:g}, got {value}")
 
 
 class _Parser(argparse.ArgumentParser):

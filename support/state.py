@@ -57,8 +57,8 @@ def listed_data(config: Any) -> tuple[Callable[[int], list], list, list]:
         apart = config.eval_count or min(100, max(1, len(listed) // 10))
         if len(listed) <= apart:
             raise ValueError(
-                f"{config.problems} has {len(listed)} problems, {apart} would be held out, and nothing "
-                "is left to train on: name --eval-problems (the same file will do)"
+                f"{config.problems} has {len(listed)} problems and {apart} would be held out: "
+                "nothing is left to train on; name --eval-problems (the same file will do)"
             )
         held_out, listed = listed[:apart], listed[apart:]
 
