@@ -61,7 +61,7 @@ def unfoldable(node: Node) -> str:
 
 
 def load_trees(path: str, step: int | None) -> list[tuple[int, Node]]:
-    """The trees of a file, each with its step; not a half last line. Another file ends the program."""
+    """The trees of a file and their steps; no half last line. Another file ends the program."""
     try:
         rows = [json.loads(line) for line in Path(path).read_text("utf-8").split("\n")[:-1]]
         trees = [(int(row["step"]), from_dict(row)) for row in rows]
