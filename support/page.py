@@ -1,7 +1,6 @@
 """The trees of a run, as one HTML page in which they unfold, or as text.
 
-In: trees.jsonl of a run. Out: one file that needs no other and runs no script.
-It needs tree.py and Python alone.
+In: trees.jsonl of a run. Out: one file that needs no other, runs no script. Needs tree.py alone.
 
     python -m support.page runs/x/trees.jsonl [--step N] [--output page.html]
     python tree.py runs/x/trees.jsonl [--step N] [--width K]      the same trees as text
@@ -10,6 +9,7 @@ It needs tree.py and Python alone.
 import argparse
 import html
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -34,10 +34,9 @@ def page(trees: list[tuple[int, Node]]) -> str:
     """The page of (step, tree) pairs."""
     parts = []
     for step, tree in trees:
-        name = tree.problem.id if tree.problem else ""
         children = "".join(unfoldable(child) for child in tree.children)
         note = f" (not expanded: {tree.unexpanded})" if tree.unexpanded else ""
-        heading = html.escape(f"step {step}, problem {name}{note}")
+        heading = html.escape(f"step {step}, problem {getattr(tree.problem, 'id', '')}{note}")
         parts.append(f"<details open><summary>{heading}</summary>{children}</details>\n")
     return HEAD + "".join(parts)
 
@@ -51,58 +50,71 @@ def unfoldable(node: Node) -> str:
         texts = {"prompt": node.prompt[-1]["content"], **texts}
     if node.text.strip() != node.code.strip():
         texts["answer"] = node.text
-    shown = [f"<p>{name}<pre>{html.escape(text)}</pre>" for name, text in texts.items() if text]
+    shown = [
+        f"<p>{name}<pre>{html.escape(text)}</pre>" for name, text in texts.items() if text.strip()
+    ]
 
     kind = "solved" if node.solved else "failed"
-    if not node.kept:
-        kind += " pruned"
+    pruned = "" if node.kept else " pruned"
     inside = "".join([*shown, *(unfoldable(child) for child in node.children)])
-    return f'<details><summary class="{kind}">{heading}</summary>{inside}</details>\n'
+    return f'<details><summary class="{kind}{pruned}">{heading}</summary>{inside}</details>\n'
 
 
-def load_trees(path: str, step: int | None = None) -> list[tuple[int, Node]]:
-    """The trees of a file, each with its step. ValueError: another file, or no such step."""
+def load_trees(path: str, step: int | None) -> list[tuple[int, Node]]:
+    """The trees of a file and their steps; no half last line. Another file ends the program."""
     try:
-        with open(path, encoding="utf-8") as file:
-            rows = [json.loads(line) for line in file]
-        trees = [(row["step"], from_dict(row)) for row in rows]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise ValueError(f"{path} is no trees.jsonl of murphy.py ({reason})") from error
+        rows = [json.loads(line) for line in Path(path).read_text("utf-8").split("\n")[:-1]]
+        trees = [(int(row["step"]), from_dict(row)) for row in rows]
+        page(trees)  # what can be shown is a tree
+    except OSError as error:
+        sys.exit(f"{path} cannot be read: {error.strerror}")
+    except Exception as error:  # a file may hold anything
+        sys.exit(f"{path} is no trees.jsonl of murphy.py: {error!r:.200}")
     found = [(at, tree) for at, tree in trees if step in (None, at)]
     if not found:
-        raise ValueError(f"{path} has no step {step}; it has {sorted({at for at, _ in trees})}")
+        missing = "whole line yet" if step is None else f"step {step}"
+        sys.exit(f"{path} has no {missing}; it has steps {sorted({at for at, _ in trees})}")
     return found
 
 
-def read_options(*more: tuple[str, type, str]) -> tuple[argparse.Namespace, list]:
-    """The options of the command line, and the trees that they name. A wrong file ends it."""
+def read_options(name: str, kind: type, text: str) -> tuple[argparse.Namespace, list]:
+    """The options of the command line, one of them given here, and the trees that they name."""
     parser = argparse.ArgumentParser(description="Show the trees of a run.")
     parser.add_argument("file", help="trees.jsonl of a run")
     parser.add_argument("--step", type=int, help="only the trees of this step")
-    for name, kind, text in more:
-        parser.add_argument(name, type=kind, help=text)
+    parser.add_argument(name, type=kind, help=text)
     options = parser.parse_args()
+    return options, load_trees(options.file, options.step)
+
+
+def say(text: str) -> None:
+    """Print a text. The disk may be full, and who reads it may leave early (`| head`)."""
     try:
-        return options, load_trees(options.file, options.step)
-    except ValueError as error:
-        sys.exit(str(error))
+        print(text, flush=True)
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python writes the rest when it ends
+        sys.exit(None if isinstance(error, BrokenPipeError) else f"cannot print: {error.strerror}")
 
 
 def draw_file() -> None:
     """`python tree.py FILE`: the trees as text."""
-    width = ("--width", int, "at most so many attempts of a group")
-    options, trees = read_options(width)
+    options, trees = read_options("--width", int, "at most so many attempts of a group")
+    if options.width is not None and options.width < 1:
+        sys.exit(f"--width is {options.width}: expected at least 1")
     for step, tree in trees:
-        print(f"step {step}\n{draw(tree, options.width)}\n")
+        say(f"step {step}\n{draw(tree, options.width)}\n")
 
 
 def main() -> None:
-    options, trees = read_options(("--output", str, "the page (default: beside FILE)"))
+    options, trees = read_options("--output", str, "the page (default: beside FILE)")
     output = Path(options.output or Path(options.file).with_suffix(".html"))
-    # A text may hold half of a surrogate pair, which UTF-8 cannot.
-    output.write_bytes(page(trees).encode("utf-8", "xmlcharrefreplace"))
-    print(f"{len(trees)} trees: {output}")
+    try:
+        if output.exists() and output.samefile(options.file):
+            sys.exit(f"the page would overwrite {output}: name another --output")
+        output.write_bytes(page(trees).encode("utf-8", "xmlcharrefreplace"))  # no lone surrogate
+    except OSError as error:
+        sys.exit(f"cannot write the page to {output}: {error.strerror}")
+    say(f"{len(trees)} trees: {output}")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,13 @@
 """support/page.py: the page shows everything and runs nothing."""
 
 import json
+import subprocess
 import sys
 from types import SimpleNamespace
 
 import pytest
 
+import tree
 from support import page
 from tree import Node, to_dict
 
@@ -19,8 +21,8 @@ def run(tmp_path, monkeypatch, capsys):
     child.text, child.solved = HOSTILE + " (answer)", True
     first = Node(1, [{"role": "user", "content": "the prompt <b>"}], code=HOSTILE, credit=0.5)
     first.feedback, first.children, first.kept = "feedback " + HOSTILE, [child], False
-    tree = Node(0, problem=SimpleNamespace(id="<script>"), children=[first])
-    rows = [{"step": step, **to_dict(tree)} for step in (5, 10)]
+    root = Node(0, problem=SimpleNamespace(id="<script>"), children=[first])
+    rows = [{"step": step, **to_dict(root)} for step in (5, 10)]
     file = tmp_path / "trees.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
@@ -50,10 +52,49 @@ def test_a_file_is_drawn_for_a_terminal(run):
     assert said.count("step ") == 2 and "\\x1b[2J\\ud800" in said and "\x1b" not in said
 
 
-def test_what_is_no_file_of_trees_or_lacks_the_step_is_said_in_a_sentence(run):
-    with pytest.raises(SystemExit, match=r"has no step 7; it has \[5, 10\]"):
-        run(page.main, "--step", "7")
-    for text in ("[1]\n", '{"step": 1}\n', "no json", "3"):
-        (run.folder / "trees.jsonl").write_text(text)
-        with pytest.raises(SystemExit, match="is no trees.jsonl of murphy.py"):
-            run(page.main)
+LINE = to_dict(Node(0, children=[Node(1)])) | {"step": 1}
+CHILD = LINE["children"][0]
+
+
+@pytest.mark.parametrize("command", [page.main, page.draw_file])
+def test_what_is_no_file_of_trees_or_lacks_the_step_is_said_in_a_sentence(command, run):
+    with pytest.raises(SystemExit, match=r"has no step 7; it has steps \[5, 10\]"):
+        run(command, "--step", "7")
+    wrong = [CHILD | {"reward": "x"}, CHILD | {"code": None}, CHILD | {"feedback": None}, 3]
+    wrong = [json.dumps(LINE | {"children": [child]}) for child in wrong]
+    for text in ("[1]", '{"step": 1}', "no json", "3", "[" * 200_000, *wrong):
+        (run.folder / "trees.jsonl").write_text(text + "\n")
+        with pytest.raises(SystemExit, match="is no trees.jsonl of murphy.py: .*"):
+            run(command)
+    (run.folder / "trees.jsonl").write_text('{"step": 1')
+    with pytest.raises(SystemExit, match="trees.jsonl has no whole line yet"):
+        run(command)
+    (run.folder / "trees.jsonl").unlink()
+    with pytest.raises(SystemExit, match="trees.jsonl cannot be read: No such file"):
+        run(command)
+
+
+def test_a_half_last_line_is_left_out_and_no_page_takes_the_place_of_its_trees(run):
+    file = run.folder / "trees.jsonl"
+    file.write_text(file.read_text() + '{"step": 15, "tu')
+    assert run(page.main).startswith("2 trees: ")
+    before = file.read_bytes()
+    with pytest.raises(SystemExit, match="would overwrite .*trees.jsonl"):
+        run(page.main, "--output", str(file))
+    for output in (run.folder, run.folder / "nodir" / "p.html", "/dev/full"):
+        with pytest.raises(SystemExit, match=f"cannot write the page to {output}: "):
+            run(page.main, "--output", str(output))
+    with pytest.raises(SystemExit, match="--width is -1: expected at least 1"):
+        run(page.draw_file, "--width", "-1")
+    assert file.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "end, said", [("| head -1", ""), ("> /dev/full", "cannot print: No space")]
+)
+def test_who_reads_may_leave_and_a_disk_may_be_full(end, said, run):
+    file = run.folder / "trees.jsonl"
+    file.write_text(file.read_text() * 500)
+    command = f"{sys.executable} {tree.__file__} {file} {end}"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True)
+    assert done.stderr.startswith(said) and done.stderr.count("\n") == bool(said)
