@@ -5,9 +5,15 @@ Out: a dict, for one line of metrics.jsonl; a picture, curves.png, and a short t
 Needs tree.py, numpy, matplotlib. Shown by: python -m support.metrics runs/x
 """
 
+import os
+import signal
+import sys
+
+if __name__ == "__main__":  # at the top, because the imports take a while
+    signal.signal(signal.SIGINT, lambda *_: os._exit(os.write(2, b"\nmetrics: stopped\n") and 130))
+
 import json
 import math
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -71,17 +77,14 @@ def has_spread(group: list[Node]) -> bool:
 
 def read(path: Path) -> dict[str, list]:
     """The columns of metrics.jsonl; a half last line is left out. ValueError: no line, no JSON."""
-    try:
-        rows = [json.loads(line) for line in path.read_text().split("\n")[:-1]]
-    except ValueError as error:
-        raise ValueError(f"a line of {path} is no JSON: {error}") from None
+    rows = [json.loads(line) for line in path.read_text().split("\n")[:-1]]
     if not rows:
         raise ValueError(f"{path} holds no step of a run")
     return {name: [row[name] for row in rows] for name in rows[0]}
 
 
 def plot(folder: Path) -> str:
-    """Draw a run into curves.png; returns a table. Both have the means of ten parts of the run."""
+    """Draw a run into curves.png; returns a table. Both have means of up to ten parts."""
     from matplotlib.figure import Figure  # imported here: it loads slowly
 
     columns = read(folder / "metrics.jsonl")
@@ -90,6 +93,9 @@ def plot(folder: Path) -> str:
     for name, values in columns.items():
         means[name] = [mean(part, math.nan) for part in np.array_split(values, count)]
     rewards = [name for name in columns if name.startswith("reward_")]
+    text = f"Means of {count} parts of the run:\n"
+    for name in ["step", *rewards, *TABLE]:
+        text += f"{name:18}" + "".join(f"{value:9.3f}" for value in means[name]) + "\n"
 
     figure = Figure(figsize=(16, 10), layout="constrained")
     first, *others = figure.subplots(3, 3).flat
@@ -107,10 +113,6 @@ def plot(folder: Path) -> str:
         first.plot([int(step) for step in summaries], values, ".-", label=f"Iter-{k}")
         first.legend()
     figure.savefig(folder / "curves.png")
-
-    text = "Means of ten parts of the run:\n"
-    for name in ["step", *rewards, *TABLE]:
-        text += f"{name:18}" + "".join(f"{value:9.3f}" for value in means[name]) + "\n"
     idle = columns.get("optimizer_steps", []).count(0)
     if idle:
         text += f"In {idle} steps nothing could be learned: no group had any spread of credit.\n"
@@ -118,7 +120,10 @@ def plot(folder: Path) -> str:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
+        sys.exit("usage: python -m support.metrics FOLDER (expected the folder of a run)")
     try:
-        print(plot(Path(sys.argv[-1])))
-    except (ValueError, OSError) as error:
-        sys.exit(f"metrics: {error}")
+        print(plot(Path(sys.argv[1])))
+    except Exception as error:  # the files may hold anything
+        reason = f"{type(error).__name__}: {error}"
+        sys.exit(f"metrics: {sys.argv[1]}: expected the folder of a run ({reason})")

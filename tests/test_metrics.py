@@ -102,6 +102,7 @@ def test_a_run_becomes_curves_and_a_table(tmp_path, monkeypatch):
 
 def test_one_step_is_drawn_and_what_is_no_run_costs_a_sentence(tmp_path):
     a_run(tmp_path, 1)
+    assert metrics.plot(tmp_path).startswith("Means of 1 parts of the run:")
     assert metrics.plot(tmp_path).splitlines()[1].split() == ["step", "0.000"]
     assert (tmp_path / "curves.png").read_bytes()[:4] == b"\x89PNG"
     (tmp_path / "metrics.jsonl").unlink()
@@ -110,8 +111,25 @@ def test_one_step_is_drawn_and_what_is_no_run_costs_a_sentence(tmp_path):
     a_run(tmp_path, 0)
     with pytest.raises(ValueError, match="metrics.jsonl holds no step of a run"):
         metrics.plot(tmp_path)
-    (tmp_path / "metrics.jsonl").write_text('{"step": 0}\n{"step": 1, "rew\n{"step": 2}\n')
-    command = [sys.executable, "-m", "support.metrics", str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 1 and done.stdout == "" and done.stderr.count("\n") == 1
-    assert done.stderr.startswith("metrics: a line of ") and "is no JSON" in done.stderr
+
+
+def command(*arguments):
+    call = [sys.executable, "-m", "support.metrics", *map(str, arguments)]
+    done = subprocess.run(call, cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout == "" and done.stderr.count("\n") == 1
+    return done.returncode, done.stderr
+
+
+def test_files_that_are_none_of_a_run_cost_a_sentence(tmp_path):
+    lines = ['{"step": 0}\n', "[1]\n", '{"step": 0, "reward_1": "x"}\n', '{"step": 1, "rew\n{}\n']
+    for line in (*lines, "[" * 200_000 + "\n", ""):
+        (tmp_path / "metrics.jsonl").write_text(line)
+        status, said = command(tmp_path)
+        expected = f"metrics: {tmp_path}: expected the folder of a run ("
+        assert status == 1 and said.startswith(expected), said
+    a_run(tmp_path, 1)
+    (tmp_path / "evaluation.json").write_text('{"0": 3}')
+    assert command(tmp_path) == (1, expected + "TypeError: 'int' object is not subscriptable)\n")
+    for wrong in ((), ("--help",), ("a", "b")):
+        status, said = command(*wrong)
+        assert status == 1 and "expected the folder of a run" in said
