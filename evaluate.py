@@ -221,7 +221,7 @@ def align(rows: list[list[str]]) -> str:
 
 @dataclass
 class EvalConfig:
-    """Settings of one run. All but device and output say what is drawn: they bind the folder."""
+    """Settings of one run. A folder belongs to one set of these (device and output apart)."""
 
     model: str = option("", "folder made by save_pretrained, or a Hugging Face id", "model")
     enable_thinking: bool = option(False, "ask the chat template for thinking", "model")

@@ -20,17 +20,18 @@ pass. In support/: plan.py says what a test is, judge.py runs it, link.py talks 
 sandbox.py is the program's side, confine.py says what it cannot do.
 
 Time. A program has `timeout` CPU seconds over all its tests; of kind stdin it has them for each
-case, and is not run on the other cases once it ran out. (Who undoes the exact timer has up to 1.5
-seconds more.) It may hold the turn for 1.5 * timeout + 3 seconds; 10 ms of each turn are free. The
-judge has timeout + 4 CPU seconds of its own; the kernel ends it then, in whatever C call it sits.
-The trainer waits for a result at most `bound(timeout)` seconds: 70 by default, however many tests
-there are. Then it ends the judge and all the rest. When the trainer dies, so do they.
+case, and is not run on the other cases once it ran out. (A program that disables this timer ends up
+to 1.5 seconds later.) Its calls may last 1.5 * timeout + 3 seconds of wall time. The judge has
+timeout + 4 CPU seconds of its own; then the kernel ends it, in whatever C call it sits. A worker
+that has started gives a result within `bound(timeout)` seconds, 70 by default, however many tests
+there are; else the trainer ends the judge and all the rest. When the trainer dies, so do they.
 
-What is not as in one process: the program's objects stay with the program, and none of them equals
-plain data. Lists and dicts that both sides hold are kept equal, up to 2,000 elements in all; of
-more, only what a call hands over is. Iterators are read ahead after eight items. What a test file
-needs beyond that makes its problem "unscorable": a property of the problem, found with an empty
-program. Standard library only; Linux in full, macOS in part.
+What differs from one process: a program's objects stay in its process. The judge sees stand-ins,
+which never equal plain data. Lists and dicts that were handed over are copied back after each call:
+all of them up to 2,000 elements, beyond that those of the call. If a problem's tests need more than
+this, it is "unscorable". That is found when it is loaded, by an empty program.
+Standard library only; Linux in full, macOS in part. MURPHY_ISOLATION=plain, for tests, leaves the
+namespaces out.
 
     python executor.py        known programs and their verdicts
 """
@@ -84,8 +85,8 @@ ENVIRONMENT = {
 class Result:
     """What the tests say of one program: reward = passed / total.
 
-    status: "passed" | "failed" (a wrong answer) | "error" (raised, or ended early, in all failing
-    tests) | "timeout" | "memory" | "no_code" | "unscorable" (the problem's fault; reward 0.0).
+    status: "passed" | "failed" (a wrong answer) | "error" (no wrong answer: what failed raised or
+    ended early) | "timeout" | "memory" | "no_code" | "unscorable" (the problem's fault).
     tests: passed or not, one bool per test. public_passed: all public tests passed (all tests,
     where none is public). cpu_seconds: of the program (of kind stdin: of its slowest case).
     """
@@ -130,7 +131,8 @@ def run_many(jobs: list, workers: int | None = None, **limits: float) -> list[Re
     for problem, _ in jobs:
         if id(problem) not in prepared:
             prepared[id(problem)] = prepare(problem, LIMITS | limits)
-    pairs = [(*prepared[id(problem)], (code or "").strip() and code) for problem, code in jobs]
+    texts = [code if code and code.strip() else "" for _, code in jobs]  # blank is no code
+    pairs = [(*prepared[id(job[0])], text) for job, text in zip(jobs, texts, strict=True)]
     cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count())
     pool = concurrent.futures.ThreadPoolExecutor(workers or len(cores))
     _pools.add(pool)
@@ -198,10 +200,10 @@ def _score(pool: Any, pair: tuple) -> Result:
                 break
             continue
         finally:
-            _busy.discard(worker)  # before it is idle, or it would be taken from the next job's
+            _busy.discard(worker)  # before it is idle: another thread may take it at once
         _idle.append(worker)
         return read(answer, limits)
-    return verdict("error", "The program ended its judge.", failed)
+    return verdict("error", "The program ended its judge.", failed)  # twice; or close() was called
 
 
 def read(answer: dict, limits: dict) -> Result:
@@ -352,7 +354,7 @@ def close() -> None:
 
 # ---------------------------------------------------------------------- feedback
 
-MARKS = re.compile(  # what chat templates and tokenizers read as their own
+MARKS = re.compile(  # what chat templates read as control marks: "<|...|>", "</s>", "[INST]", "```"
     r"(<)(?=[|\uff5c]|/?(s|think|pad|eo[sdpt]|[bs]o[sp]|unk|mask|user|system|assistant|filename"
     r"|reponame|unused\d+|extra_id_\d+|0x[0-9A-F]{2}|tool\w*|\w+_\w+)>|\w+\|>|</?SYS>>)"
     r"|(\[)(?=\||/?g?[A-Z_]{3,}\])|`(?=``)"

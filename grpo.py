@@ -110,7 +110,7 @@ def grpo_loss(
     denominator: float | None = None,
     weights: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The clipped objective (paper: GRPO's). One micro-batch gives its share of the update's loss.
+    """The clipped objective (paper: GRPO's): a micro-batch's share of an optimizer step's loss.
 
         rho  = exp(logp - old_logp)
         k3   = exp(d) - d - 1                        d = ref_logp - logp

@@ -8,13 +8,13 @@
 
 In: settings (`Config` in support/settings.py). Out: a folder with the model, settings.json,
 metrics.jsonl, trees.jsonl, evaluation.json, curves.png and a checkpoint.
-`--turns 1 --credit none` is plain GRPO.
+`--turns 1` is plain GRPO.
 """
 
 import signal
 import sys
 
-if __name__ == "__main__":  # the imports take seconds: Ctrl-C among them ends in a line, too
+if __name__ == "__main__":  # the imports take seconds: Ctrl-C then prints one line, no traceback
 
     def stop(*_: object) -> None:
         print("murphy.py: stopped before the run began", file=sys.stderr)
@@ -56,7 +56,7 @@ def loop(state: State, signals: Signals) -> None:
         # 1. Sample G programs for each problem of the step.
         # 2. Run each against the problem's tests: its reward, and feedback on it.
         # 3. Pair every failure with its feedback and sample again, for S turns: rollout trees.
-        trees = signals.unless(grow, state)  # a Ctrl-C leaves it; it never leaves step 7
+        trees = signals.unless(grow, state)  # Ctrl-C interrupts here; during 7 it waits
         # 4. Credit: send the rewards of later attempts back to the earlier ones.
         # 5. Prune: keep the groups, and in them the attempts, whose credits differ most.
         # 6. Advantages: compare each attempt with its siblings.
@@ -116,22 +116,23 @@ def learn(state: State, kept: list[Node]) -> dict[str, float]:
 def update(
     model: Any, optimizer: Any, kept: list[Node], config: Config, reference: Any = None
 ) -> dict[str, float]:
-    """Optimise the kept attempts in `minibatches` optimizer steps; returns `mean_stats` of them.
+    """Optimise the kept attempts in `minibatches` optimizer steps; returns numbers to log.
 
-    An attempt of advantage 0 never reaches the forward pass but counts in the denominator, so to
-    leave it out changes nothing. With --mask-truncated a truncated one is in neither.
+    An attempt without a gradient never reaches the forward pass but counts in the denominator, so
+    to leave it out changes nothing. With --mask-truncated a truncated one is in neither.
     Every rank knows the sizes of all kept attempts but computes only its own; the summed gradient
     equals that of one process (ours). FloatingPointError: a gradient that is not finite.
     """
-    attempts = [node for node in kept if not (config.mask_truncated and node.truncated)]
-    sizes = [[len(node.completion_ids), learns(node, config)] for node in attempts]
+    counted = [node for node in kept if not (config.mask_truncated and node.truncated)]
+    facts = [[len(node.completion_ids), learns(node, config)] for node in counted]
     steps = []  # optimizer steps: the micro-batches of each, and the denominator of its loss
-    # Each step gets a random share: the sizes of all its attempts, and the places of our own.
-    for all_sizes, places in ranks.share(sizes, config.minibatches):
-        if any(has_gradient for _, has_gradient in all_sizes):  # else it is no step, on no rank
-            nodes = [attempts[i] for i in places if learns(attempts[i], config)]
+    # The attempts are dealt at random to the steps. Of each step `share` gives the facts of all
+    # ranks' attempts, for the denominator, and the places of this rank's, to compute.
+    for facts_of_all, places in ranks.share(facts, config.minibatches):
+        if any(has_gradient for _, has_gradient in facts_of_all):  # else it is no step, on no rank
+            nodes = [counted[i] for i in places if learns(counted[i], config)]
             batches = cut(nodes, model, reference, len(steps) > 0, config)
-            steps.append((batches, denominator_of(all_sizes, config)))
+            steps.append((batches, denominator_of(facts_of_all, config)))
 
     stats, norms = [], [0.0]
     for batches, denominator in steps:
@@ -147,11 +148,11 @@ def update(
     return {**means, "grad_norm": max(norms), "optimizer_steps": len(steps)}
 
 
-def denominator_of(sizes: list, config: Config) -> int:
-    """What the loss of an optimizer step is divided by; sizes: (tokens, learns) of its attempts."""
+def denominator_of(facts: list, config: Config) -> int:
+    """What the loss of an optimizer step is divided by; facts: (tokens, learns) of its attempts."""
     if config.loss_norm == "token":
-        return sum(tokens for tokens, _ in sizes)
-    return len(sizes) if config.loss_norm == "sequence" else len(sizes) * config.max_new_tokens
+        return sum(tokens for tokens, _ in facts)
+    return len(facts) if config.loss_norm == "sequence" else len(facts) * config.max_new_tokens
 
 
 def learns(node: Node, config: Config) -> bool:
@@ -164,16 +165,16 @@ class MicroBatch:
     """What one forward and backward takes: attempts, and log-probabilities (B, C) of old models."""
 
     nodes: list[Node]
-    old_logp: torch.Tensor | None  # of the model before this update; None: it has not moved yet
+    old_logp: torch.Tensor | None  # before this update; None in its first optimizer step: rho is 1
     ref_logp: torch.Tensor | None  # of the reference; None: beta is 0
 
 
 @torch.no_grad()
-def cut(nodes: list[Node], model: Any, reference: Any, moved: bool, config: Config) -> list:
+def cut(nodes: list[Node], model: Any, reference: Any, will_move: bool, config: Config) -> list:
     """Cut the attempts of one optimizer step into micro-batches.
 
-    moved: an earlier step of this update changes the model first. Then the old log-probabilities
-    are computed now, before it does.
+    will_move: for every optimizer step but the first. The steps before it will change the model,
+    so its old log-probabilities are computed here, before any of them runs.
     """
     rows = [(node.prompt_ids, node.completion_ids) for node in nodes]
     chosen = micro_batches(model, rows, config.micro_tokens)
@@ -181,7 +182,7 @@ def cut(nodes: list[Node], model: Any, reference: Any, moved: bool, config: Conf
     micro = []
     for places in chosen + [[]] * missing:
         batch = [nodes[i] for i in places]
-        old = score(model, batch, config)[0] if moved else None
+        old = score(model, batch, config)[0] if will_move else None
         ref = score(reference, batch, config)[0] if reference is not None else None
         micro.append(MicroBatch(batch, old, ref))
     return micro

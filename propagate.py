@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-SAME = 1e-9  # credits this close are equal: rounding, divided by its tiny std, would look large
+SAME = 1e-9  # credits this close count as equal: their difference is rounding, not a signal
 
 
 def mars(node: Any) -> float:
@@ -108,7 +108,7 @@ def inter_prune(groups: Sequence[Sequence[Any]], budget: int | None) -> list[Seq
         return list(groups)
     ranks = []
     for i, group in enumerate(groups):
-        # Sorted and rounded, so that groups of the same std tie in floats, too.
+        # Sorted and rounded: else the order of the same credits would change the last digit.
         credits = np.sort(_array([node.credit for node in group]))
         if _has_spread(credits):
             ranks.append((-round(float(credits.std()), 12), group[0].turn, i))
@@ -130,7 +130,7 @@ def intra_prune(group: Sequence[Any], budget: int | None) -> list[Any]:
     lowest = np.argsort(credits, kind="stable").tolist()  # stable: earlier positions come first
     highest = np.argsort(-credits, kind="stable").tolist()
 
-    candidates = [list(range(budget))]  # with a budget of 1 every variance is 0: the first member
+    candidates = [list(range(budget))]  # of subsets with equal variance the first members win
     for k in range(budget + 1):
         low = set(lowest[: budget - k])
         high = [i for i in highest if i not in low][:k]

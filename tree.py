@@ -176,7 +176,7 @@ def extract_code(text: str, entry_point: str = "", thinking: bool = False) -> st
     1. Leave out the thought, and cut the answer into pieces at its fences.
     2. Keep the pieces with a Python tag, and those that parse and define one of the names in
        `entry_point` ("f"; "Solution.f" has two). If there is no name: that read or print.
-    3. Take the one that does most of that. Of equals: one with a tag, one that parses, the last.
+    3. The one that defines most names wins. Of equals: one with a tag, one that parses, the last.
 
     Pieces are not joined; a stub is a definition; code beside prose, without a fence, is not found.
     """
@@ -194,7 +194,7 @@ def extract_code(text: str, entry_point: str = "", thinking: bool = False) -> st
 
 def cleaned(text: str, thinking: bool) -> str:
     """The end of an answer, without its thought, the marks of a quotation, and invisible ones."""
-    if thinking or re.match(r"[\s\ufeff\u200b]*<think", text):  # one that never ends leaves ""
+    if thinking or re.match(r"[\s\ufeff\u200b]*<think", text):  # an unclosed thought leaves ""
         text = re.sub(r"\A.*?(?:</think(?:ing)?>|\Z)", "", text, count=1, flags=re.DOTALL)
     text = text.rstrip()[-LONGEST:].replace("\r\n", "\n")
     text = re.sub(r"^([ \t]*)[\ufeff\u200b]+", r"\1", text, flags=re.MULTILINE)  # byte-order marks
@@ -209,7 +209,7 @@ def pieces(text: str) -> list[tuple[str, bool]]:
     A string in a program may hold marks. So a piece ends at the first mark up to which it parses;
     fences on their own line are tried first. If none parses, it ends at the next mark.
     """
-    marks = list(islice(MARK.finditer(text), 50))  # more would take seconds to parse
+    marks = list(islice(MARK.finditer(text), 50))  # the bounds 50 and 10: each try compiles
     found, in_thought = [], False
     while len(marks) > 1:
         opening = marks.pop(0)
