@@ -235,9 +235,7 @@ class EvalConfig:
     oracle: bool = option(False, "all tests give feedback, not the public ones only", "problems")
     iterations: int = option(5, "attempts in a chain at most: the k of Iter-k", "sampling")
     samples: int = option(1, "independent chains per problem", "sampling")
-    control: bool = option(
-        False, "pass@k of as many tries, no feedback (greedy: at 0.8)", "sampling"
-    )
+    control: bool = option(False, "pass@k: as many tries, no feedback (greedy: at 0.8)", "sampling")
     temperature: float | None = option(None, "0: greedy (toy worlds: 1; else: 0)", "sampling")
     max_new_tokens: int | None = option(None, "of an answer (toy: 16; else: 1024)", "sampling")
     sample_tokens: int = option(32_768, "of a batch: fewer need less memory", "sampling")

@@ -365,8 +365,8 @@ def test_a_folder_with_other_settings_or_a_damaged_file_is_refused(models, tmp_p
     ):
         (out / "samples.jsonl").write_text(line + "\n")
         refused("samples.jsonl is damaged (", arguments)
-    for settings in ("{}", '{"seed": 0, "model": "x"}', "[1]"):  # of another program
-        (out / "settings.json").write_text(settings)
+    for foreign in ("{}", '{"seed": 0, "model": "x"}', "[1]"):  # of another program
+        (out / "settings.json").write_text(foreign)
         refused("out holds something that is no evaluation; name a new --output", arguments)
     (out / "settings.json").unlink()
     refused("out holds something that is no evaluation", arguments)
