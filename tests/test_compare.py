@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+import os
 import subprocess
 import sys
 
@@ -132,13 +133,37 @@ def test_export_writes_what_stands_after_k_attempts(tmp_path):
         assert [json.loads(line)["solution"].strip() for line in lines] == expected
 
 
-@pytest.mark.parametrize("content", ["half a li", "[]", "{}"])
-def test_a_file_that_is_no_result_costs_a_sentence(content, tmp_path):
-    path = tmp_path / "result.json"
-    path.write_text(content)
+EMPTY, ZERO = summary(p=[]), summary(p=RIGHT) | {"iterations": 0}
+WRONG_FILES = ["half a li", "[]", "{}", "[" * 200_000, json.dumps(EMPTY), json.dumps(ZERO)]
+
+
+@pytest.mark.parametrize("content", WRONG_FILES)
+def test_a_file_that_is_no_result_costs_a_sentence_that_names_it(content, tmp_path):
+    (tmp_path / "good.json").write_text(json.dumps(summary(p=RIGHT)))
+    (tmp_path / "result.json").write_text(content)
     (tmp_path / "samples.jsonl").write_text("{}\n{")
-    for arguments in ([path, path], ["--export", "evalplus", tmp_path], ["no/file", path]):
-        with pytest.raises(SystemExit, match=f"compare.py .*{tmp_path}.*: .*Error"):
+    good, bad = str(tmp_path / "good.json"), str(tmp_path / "result.json")
+    calls = {bad: [good, bad], str(tmp_path): [tmp_path, good], "no/file": ["no/file", good]}
+    for name, arguments in calls.items():
+        with pytest.raises(SystemExit, match=f"^compare: {name} is no result of evaluate.py .*"):
             compare.main([str(argument) for argument in arguments])
-    with pytest.raises(SystemExit, match="python -m support.compare BEFORE"):
-        compare.main([str(path)])
+    with pytest.raises(SystemExit, match=f"^compare: {tmp_path} is no result of evaluate.py .*"):
+        compare.main(["--export", "evalplus", str(tmp_path)])
+
+
+def test_folders_are_compared_and_a_wrong_call_is_told_the_usage(tmp_path, capsys):
+    (tmp_path / "result.json").write_text(json.dumps(summary(p=RIGHT)))
+    compare.main([str(tmp_path), str(tmp_path / "result.json")])
+    assert "left out: 0 problems only in A, 0 only in B" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="2"):
+        compare.main([str(tmp_path)])
+    assert "python -m support.compare BEFORE" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("tool", ["compare", "metrics"])
+def test_ctrl_c_while_a_tool_starts_ends_in_a_line(tool, tmp_path):
+    (tmp_path / "numpy.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    path = os.environ | {"PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, compare.__file__.replace("compare.py", f"{tool}.py")]
+    done = subprocess.run(command, env=path, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (130, f"\n{tool}: stopped\n")

@@ -324,7 +324,7 @@ def test_ctrl_c_while_it_starts_ends_in_a_line(tmp_path):
     path = os.environ | {"PYTHONPATH": str(tmp_path)}
     done = subprocess.run(command, env=path, capture_output=True, text=True)
     line = "\nevaluate.py: stopped; the same command goes on with what is missing\n"
-    assert (done.returncode, done.stderr) == (1, line)
+    assert (done.returncode, done.stderr) == (130, line)
 
 
 def refused(sentence, arguments):
@@ -357,9 +357,20 @@ def test_a_folder_with_other_settings_or_a_damaged_file_is_refused(models, tmp_p
     half = (out / "samples.jsonl").read_bytes()[:-25]
     (out / "samples.jsonl").write_bytes(half)
     refused("samples.jsonl is damaged (", arguments)
+    for line in (
+        "[1]",
+        '{"task_id": "x"}',
+        json.dumps({"task_id": "p", "kind": "chain"}),
+        "[" * 9999,
+    ):
+        (out / "samples.jsonl").write_text(line + "\n")
+        refused("samples.jsonl is damaged (", arguments)
+    for foreign in ("{}", '{"seed": 0, "model": "x"}', "[1]"):  # of another program
+        (out / "settings.json").write_text(foreign)
+        refused("out holds something that is no evaluation; name a new --output", arguments)
     (out / "settings.json").unlink()
-    refused("other settings: model (None there", arguments)
-    refused("Not a directory", command(models[0], mine))
+    refused("out holds something that is no evaluation", arguments)
+    refused("p.jsonl holds something that is no evaluation", command(models[0], mine))
 
 
 @pytest.mark.parametrize(

@@ -136,7 +136,7 @@ def test_what_was_read_of_a_cut_or_damaged_gz_is_used(tmp_path, capsys):
     assert [p.id for p in found] == [str(n) for n in range(len(found))] and 300 < len(found) < 999
     assert "what could be read of it is used" in capsys.readouterr().err
     path.write_bytes(b"no gzip")
-    with pytest.raises(ValueError, match="no problem is left") as raised:
+    with pytest.raises(ValueError, match="gz cannot be unpacked: Not a gzipped") as raised:
         load_problems(path)
     assert "\n" not in str(raised.value)
 
@@ -146,7 +146,7 @@ def test_what_was_read_of_a_cut_or_damaged_gz_is_used(tmp_path, capsys):
 def test_any_file_loads_or_gets_one_sentence(tmp_path_factory, data):
     path = tmp_path_factory.mktemp("any") / "rows.jsonl"
     path.write_bytes(data)
-    with pytest.raises(ValueError, match="no problem is left") as raised:
+    with pytest.raises(ValueError, match="no problem is left|rows.jsonl is empty") as raised:
         load_problems(path)
     assert "\n" not in str(raised.value)
 
@@ -162,7 +162,14 @@ def test_a_bad_request_gets_one_sentence(tmp_path):
         (rows, {"start_date": "2025-01-01"}, "has no dates: 2025-01-01"),
         (missing, {}, "nowhere.jsonl is neither a file"),
         (foreign, {}, "of 1 rows .*row 1: unknown field a"),
-        (write(tmp_path, name="empty.jsonl"), {}, "of 0 rows"),
+        (write(tmp_path, name="empty.jsonl"), {}, "empty.jsonl is empty$"),
+        (write(tmp_path, "[]", name="none.json"), {}, "none.json is empty$"),
+        (
+            write(tmp_path, row(tests=["-" * 200_000 + "1"]), name="deep"),
+            {},
+            "1[)]: a test is nested too deep$",
+        ),
+        (write(tmp_path, '{"id": "a", }', name="comma"), {}, "row 1: not JSON: .*: column 13 "),
     ):
         with pytest.raises((ValueError, FileNotFoundError), match=sentence) as raised:
             load_problems(source, **how)
@@ -294,10 +301,20 @@ def test_the_command_tells_of_kinds_rows_reasons_and_references(tmp_path):
         assert reason in done.stderr
 
 
-def test_the_command_ends_with_one_sentence_where_no_problem_is(tmp_path, capsys):
+def interrupted(*_, **__):
+    raise KeyboardInterrupt
+
+
+def test_the_command_ends_with_one_sentence_where_no_problem_is(tmp_path, capsys, monkeypatch):
     for path in (write(tmp_path, "{broken"), tmp_path / "missing.jsonl"):
         assert main([str(path)]) == 1
         assert path.name in capsys.readouterr().err.splitlines()[-1]
+    assert main([str(write(tmp_path, "{broken", "[1]"))]) == 1
+    told = capsys.readouterr().err  # each reason once
+    assert told.count("row 1: not JSON") == told.count("row 2: not a JSON object") == 1
+    with monkeypatch.context() as patch:
+        patch.setattr("support.problems.load_problems", interrupted)
+        assert main(["x"]) == 130 and capsys.readouterr().err == "\nproblems: stopped\n"
 
 
 def test_the_examples_are_ten_problems_of_three_kinds():
