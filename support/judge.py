@@ -88,7 +88,10 @@ class Run:
 
     def run_cases(self) -> None:
         found = self.link.start() if self.plan.kind == "functional" else {}
+        end = time.monotonic() + 9 * self.link.limits["timeout"] + 20  # before the trainer's bound
         for number in sorted(range(len(self.outcomes)), key=lambda n: not self.plan.tests[n][2]):
+            if time.monotonic() > end:
+                raise Died("timeout", "was not run on all cases: together they take too long")
             given, expected = self.plan.cases[number]
             with self.test(number):
                 if self.plan.kind == "stdin":
@@ -145,8 +148,8 @@ class Run:
         for name, value in {**found, **(missing if link.empty else {})}.items():
             setattr(module, name, value)
         sys.modules["solution"] = module
-        space = {
-            "__name__": "test",
+        space = {"__name__": "test"}
+        hooks = {
             "__test__": self.test,
             "__first__": self.first,
             "__second__": self.second.pop,
@@ -156,7 +159,7 @@ class Run:
         for line in self.plan.imports:  # a test may use what the solution imports
             with contextlib.suppress(ImportError):
                 exec(line, space)
-        space |= missing | found
+        space |= missing | found | hooks
         exec(self.plan.context, space)
         for unit in sorted(self.plan.units, key=lambda unit: not unit.public):
             broken = self.attempt(unit.body, exec, unit.code, space)
@@ -228,9 +231,10 @@ class Run:
         link.quiet, link.asked = True, False
         try:
             value = right()
-        except BaseException:
-            if not link.asked:
+        except BaseException as error:
+            if not link.asked and not isinstance(error, Exception):
                 raise
+            link.asked = True  # it may need what the left side does: then in Python's order
         finally:
             link.quiet = False
         result = left()
@@ -250,7 +254,9 @@ class Run:
         if isinstance(error, ImportError) and error.name == "solution":
             name = re.search(r"name '(\w+)'|$", error.msg)[1]
             return "error", f"the program does not define {name}"
-        text = f"{type(error).__name__}: {shorten(message(error), 300)}".removesuffix(": ")
+        text = type(error).__name__
+        if not isinstance(error, Unequal):  # its values are shown below; together they may be huge
+            text = f"{text}: {shorten(message(error), 300)}".removesuffix(": ")
         if hasattr(error, "_line"):  # raised by the program
             lines = ["", *self.link.code.splitlines()]
             if 0 < error._line < len(lines):

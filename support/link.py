@@ -76,6 +76,10 @@ class Link:
             if self.empty:
                 raise Unscorable(f"its context does not run: {error!r}") from None
             raise
+        if not isinstance(found, dict):
+            self.die("error", "sent something that is no answer")
+        # No other name: the program must not hand over an `abs` or a hook of the judge.
+        found = {name: found[name] for name in sorted(self.plan.names) if name in found}
         for name, value in found.items():
             if isinstance(value, Remote):
                 object.__setattr__(value, "_label", name)

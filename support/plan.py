@@ -177,11 +177,18 @@ class Plan:
             elif is_test(node, called):
                 tests.append(("", node))
             else:
+                inner = [] if isinstance(node, ast.FunctionDef) else find(node, ast.FunctionDef)
+                if any(is_test(part, called) for part in inner):
+                    raise Unscorable("a test function stands below an if, a try or a with")
                 node = self.statement(node, unit.body)
             body.append(node)
         for owner, node in tests:
             self.read_function(unit, owner, node)
-        if not unit.body and not unit.functions and re.search("(?i)check|verify|test", called):
+        # A text that asserts nothing, but uses the program, is one test: it may raise.
+        plain = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef)
+        uses = any(mentions(node, touching) for node in body if not isinstance(node, plain))
+        calls_a_check = re.search("(?i)check|verify|test", called)
+        if not unit.body and not unit.functions and (uses or calls_a_check):
             body = [self.wrap(body, unit.body, body[-1])]
         tree.body = [Asserts(touching).visit(node) for node in body]
         unit.code = compile(ast.fix_missing_locations(tree), "<test>", "exec")
@@ -193,6 +200,8 @@ class Plan:
         marks = [ast.unparse(mark) for mark in node.decorator_list]
         if any(re.match(r"pytest\.mark\.(skip|xfail)\b", mark) for mark in marks):
             return
+        if find(node, (ast.Yield, ast.YieldFrom)):
+            raise Unscorable(f"{node.name} yields")
         if any(re.match(r"pytest\.mark\.(skipif|usefixtures)\b", mark) for mark in marks):
             raise Unscorable(f"{node.name} has the mark skipif or usefixtures")
         given = {"self", *re.findall(r"\w+", " ".join(marks))}
@@ -300,8 +309,9 @@ def is_test(node: ast.AST, called: str) -> bool:
 
 def asserts(node: ast.AST, helpers: set) -> bool:
     """A statement can fail a test: it asserts, or calls something that does."""
-    if any(not getattr(part.test, "value", None) for part in find(node, ast.Assert)):
-        return True
+    tests = [part.test for part in find(node, ast.Assert)]
+    if any(not (isinstance(test, ast.Constant) and test.value) for test in tests):
+        return True  # `assert True` is none
     names = [ast.unparse(part.func).rpartition(".")[2] for part in find(node, ast.Call)]
     return any(name in helpers or re.match("raises$|fail$|assert", name) for name in names)
 

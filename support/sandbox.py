@@ -441,9 +441,11 @@ def end_main(space: dict, error: BaseException | None) -> BaseException | None:
     threading._shutdown()
     atexit._run_exitfuncs()
     try:
-        if not getattr(sys.stdout, "closed", False):
-            sys.stdout.flush()
         space.clear()
+        gc.collect()  # what is printed as an object goes is printed
+        for stream in (getattr(sys, "stdout", None), sys.__stdout__):
+            if stream is not None and not getattr(stream, "closed", False):
+                stream.flush()
     except BaseException as fault:
         error = error or fault
     good = isinstance(error, SystemExit) and error.code in (None, 0)

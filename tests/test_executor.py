@@ -501,3 +501,13 @@ def test_four_files_work_alone_in_an_empty_folder(tmp_path):
         "plan.py",
         "sandbox.py",
     ]
+
+
+def test_what_a_program_prints_at_its_end_is_printed():
+    p = problem([["", "6\n"]], kind="stdin")
+    for code in (
+        "class A:\n    def __del__(self): print(6)\na = A()",
+        "import io, sys\nsys.stdout = s = io.StringIO()\nprint(6)\nsys.__stdout__.write(s.getvalue())",
+        "import sys\nprint(6, flush=True)\nsys.stdout = None",
+    ):
+        assert run(p, code).reward == 1, code

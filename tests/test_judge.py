@@ -261,6 +261,36 @@ def test_each_assert_is_a_test_and_a_failed_one_ends_nothing():
     assert run(p, "x = 1").tests == [False] * 5
 
 
+def test_every_text_that_can_fail_is_counted():
+    p = problem(["assert f([1])[0]", "assert f([0]) == [0]"], entry="f")
+    assert run(p, "def f(x): return [0]").tests == [False, True]
+    for text in ("if f(2) != 2: raise ValueError", "x = f(2)[0]", "assert (m := f(2) == 2)"):
+        p = problem([text, "assert f(7) == 7"], entry="f")
+        assert run(p, "def f(x): return 7").tests == [False, True], text
+    below_an_if = "if True:\n    def test_a():\n        assert f(1) == 1"
+    generator = "def test_a():\n    yield\n    assert f(1) == 1"
+    for text in (below_an_if, generator):  # pytest runs the one, and refuses the other
+        assert run(problem([text], entry="f"), EMPTY).status == "unscorable"
+
+
+def test_a_program_cannot_hand_over_a_name_that_is_not_its_own():
+    code = (
+        "import sys\nframe = sys._getframe()\nwhile frame:\n"
+        "    if 'start' in frame.f_locals:\n"
+        "        frame.f_locals['start']['names'] += ['__equal__', 'abs']\n"
+        "    frame = frame.f_back\n"
+        "def __equal__(a, b): return None\ndef abs(x): return 0\ndef f(n): return None"
+    )
+    assert (
+        run(problem(["assert f(1) == 1", "assert abs(f(2) - 2) < 1"], entry="f"), code).reward == 0
+    )
+
+
+def test_the_side_of_the_answer_may_need_what_the_call_does():
+    p = problem(["d = {}\nassert f(d) == int(d['k'])"], entry="f")
+    assert run(p, "def f(d):\n    d['k'] = 5\n    return 5").reward == 1
+
+
 def test_what_breaks_off_fails_what_it_did_not_reach():
     text = (
         "def test_a():\n    assert f(1) == 1\n    r = f(2)\n    assert r == 2\n"
