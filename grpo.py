@@ -8,7 +8,6 @@ Read top-down: `pad_rows` lays rows out as a batch, `token_logprobs` scores thei
 `grpo_loss` is the objective, `mean_stats` makes means of its sums. In place of the first two,
 murphy.py calls `support/packing.py`: the same numbers faster, and tests compare them.
 The caller sets train or eval mode: with dropout on, old and new log-probabilities differ.
-
 Needs torch and nothing else of this project: copy the file into yours.
 `python grpo.py` shows the clip and the KL penalty on a few tokens.
 

@@ -225,7 +225,8 @@ def report(state: State, trees: list[Node], numbers: dict[str, float]) -> None:
     config, step = state.config, state.step
     log_trees = config.log_trees_every > 0 and step % config.log_trees_every == 0
     trees = trees_of_all(trees, log_trees)
-    kept = [node for tree in trees for node in walk(tree) if node.kept]
+    nodes = [node for tree in trees for node in walk(tree)]
+    kept = [node for node in nodes if node.kept]
     line = {"step": step, **describe(trees, kept, config.turns), **numbers, **state.seconds}
     state.log("metrics.jsonl", [line])
     if log_trees:

@@ -507,7 +507,8 @@ def test_what_a_program_prints_at_its_end_is_printed():
     p = problem([["", "6\n"]], kind="stdin")
     for code in (
         "class A:\n    def __del__(self): print(6)\na = A()",
-        "import io, sys\nsys.stdout = s = io.StringIO()\nprint(6)\nsys.__stdout__.write(s.getvalue())",
+        "import io, sys\nsys.stdout = s = io.StringIO()\nprint(6)\n"
+        "sys.__stdout__.write(s.getvalue())",
         "import sys\nprint(6, flush=True)\nsys.stdout = None",
     ):
         assert run(p, code).reward == 1, code
