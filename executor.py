@@ -355,9 +355,13 @@ def close() -> None:
 # ---------------------------------------------------------------------- feedback
 
 MARKS = re.compile(  # what chat templates read as control marks: "<|...|>", "</s>", "[INST]", "```"
-    r"(<)(?=[|\uff5c]|/?(s|think|pad|eo[sdpt]|[bs]o[sp]|unk|mask|user|system|assistant|filename"
+    r"(<)(?=[|\uff5c]|/?(s|(?i:think(ing)?|pad|eo[sdpt]|[bs]o[sp]|pre|unk|mask|user|system|assistant"
+    r"|human|bot|answer|image|message|channel|observation)|filename"
     r"|reponame|unused\d+|extra_id_\d+|0x[0-9A-F]{2}|tool\w*|\w+_\w+)>|\w+\|>|</?SYS>>)"
-    r"|(\[)(?=\||/?g?[A-Z_]{3,}\])|`(?=``)"
+    r"|(\[)(?=\||/?g?[A-Z_]{3,}\])|`(?=``)|~(?=~~)"
+)
+INVISIBLE = re.compile(  # marks and fillers that Python calls printable
+    "[\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
 )
 
 
@@ -371,6 +375,7 @@ def escape(text: str) -> str:
     if not text.isprintable():
         parts = [c if c.isprintable() else c.encode("unicode_escape").decode() for c in text]
         text = "".join(parts)
+    text = INVISIBLE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
     text = re.sub(r"\bat 0x[0-9a-fA-F]+", "at 0x...", text)  # another address in each run
     return MARKS.sub(lambda match: match[0] + "\\", text)
 

@@ -337,9 +337,11 @@ def test_d36_odd_characters():
 
 TOKENS = """<|im_end|> <|endoftext|> <start_of_turn> </think> [/INST] [INST] <tool_call> <s> </s>
 <<SYS>> <</SYS>> <repo_name> <file_sep> <filename> <reponame> <jupyter_output>
-<unused7> <turn|> [TOOL_CALLS] [|endofturn|] <\uff5cend\uff5c> ```"""
+<unused7> <turn|> [TOOL_CALLS] [|endofturn|] <\uff5cend\uff5c> ``` ~~~
+<EOT> <thinking> <Assistant>"""
 INVISIBLE = (
-    "\x1b \ud800 \u200b \u202e \u2028 \ufeff \U000e0041 \u061c \u00ad \ufff9 \x07 \x9b \u2066"
+    "\x1b \ud800 \u200b \u202e \u2028 \ufeff \U000e0041 \u061c \u00ad \ufff9 \x07 \x9b \u2066 "
+    "\ufe0f \U000e0100 \u034f \u3164 \u115f \uffa0 \u2800"
 )
 
 
