@@ -21,15 +21,16 @@ sandbox.py is the program's side, confine.py says what it cannot do.
 
 Time. A program has `timeout` CPU seconds over all its tests; of kind stdin it has them for each
 case, and is not run on the other cases once it ran out. (A program that disables this timer ends up
-to 1.5 seconds later.) Its calls may last 1.5 * timeout + 3 seconds of wall time. The judge has
+to 1.5 seconds later.) Its calls may last 1.5 * timeout + 3 seconds together. The judge has
 timeout + 4 CPU seconds of its own; then the kernel ends it, in whatever C call it sits. A worker
 that has started gives a result within `bound(timeout)` seconds, 70 by default, however many tests
 there are; else the trainer ends the judge and all the rest. When the trainer dies, so do they.
 
 What differs from one process: a program's objects stay in its process. The judge sees stand-ins,
-which never equal plain data. Lists and dicts that were handed over are copied back after each call:
-all of them up to 2,000 elements, beyond that those of the call. If a problem's tests need more than
-this, it is "unscorable". That is found when it is loaded, by an empty program.
+which never equal plain data. A program may change lists and dicts that it was given: after each
+call the judge copies the changes back, for all that was handed over while that is 2,000 elements
+together, else for the arguments of this call. If a problem's tests need more than
+this, it is "unscorable". That is found when it is loaded, by a program that defines nothing.
 Standard library only; Linux in full, macOS in part. MURPHY_ISOLATION=plain, for tests, leaves the
 namespaces out.
 

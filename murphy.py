@@ -8,7 +8,7 @@
 
 In: settings (`Config` in support/settings.py). Out: a folder with the model, settings.json,
 metrics.jsonl, trees.jsonl, evaluation.json, curves.png and a checkpoint.
-`--turns 1` is plain GRPO.
+`--turns 1` without budgets is plain GRPO.
 """
 
 import signal
@@ -56,7 +56,7 @@ def loop(state: State, signals: Signals) -> None:
         # 1. Sample G programs for each problem of the step.
         # 2. Run each against the problem's tests: its reward, and feedback on it.
         # 3. Pair every failure with its feedback and sample again, for S turns: rollout trees.
-        trees = signals.unless(grow, state)  # Ctrl-C interrupts here; during 7 it waits
+        trees = signals.unless(grow, state)  # Ctrl-C leaves `grow`; during 7 it waits for this
         # 4. Credit: send the rewards of later attempts back to the earlier ones.
         # 5. Prune: keep the groups, and in them the attempts, whose credits differ most.
         # 6. Advantages: compare each attempt with its siblings.
@@ -126,8 +126,9 @@ def update(
     counted = [node for node in kept if not (config.mask_truncated and node.truncated)]
     facts = [[len(node.completion_ids), learns(node, config)] for node in counted]
     steps = []  # optimizer steps: the micro-batches of each, and the denominator of its loss
-    # The attempts are dealt at random to the steps. Of each step `share` gives the facts of all
-    # ranks' attempts, for the denominator, and the places of this rank's, to compute.
+    # `share` deals the attempts of all ranks at random to the optimizer steps. For each step it
+    # gives the facts of every attempt in it, on any rank, for the denominator; and the places in
+    # `counted` of this rank's attempts, to compute.
     for facts_of_all, places in ranks.share(facts, config.minibatches):
         if any(has_gradient for _, has_gradient in facts_of_all):  # else it is no step, on no rank
             nodes = [counted[i] for i in places if learns(counted[i], config)]
