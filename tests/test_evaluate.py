@@ -377,7 +377,7 @@ def test_a_folder_with_other_settings_or_a_damaged_file_is_refused(models, tmp_p
     "mistake, sentence",
     [
         ("--model=", "--model is missing"),
-        ("--model=no/such/model --benchmark=humanevil", "there is no such folder"),
+        ("--model=no/such/model --benchmark=humanevil", "no folder with a config.json"),
         ("--benchmark=no_such_file.jsonl", "no_such_file.jsonl"),
         ("--benchmark=humanevil", "humanevil"),
         ("--device=cuda:99", "cuda:99"),
