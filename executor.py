@@ -356,8 +356,8 @@ def close() -> None:
 # ---------------------------------------------------------------------- feedback
 
 MARKS = re.compile(  # what chat templates read as control marks: "<|...|>", "</s>", "[INST]", "```"
-    r"(<)(?=[|\uff5c]|/?(s|(?i:think(ing)?|pad|eo[sdpt]|[bs]o[sp]|pre|unk|mask|user|system|assistant"
-    r"|human|bot|answer|image|message|channel|observation)|filename"
+    r"(<)(?=[|\uff5c]|/?(s|(?i:think(ing)?|pad|eo[sdpt]|[bs]o[sp]|pre|unk|mask|user|system"
+    r"|assistant|human|bot|answer|image|message|channel|observation)|filename"
     r"|reponame|unused\d+|extra_id_\d+|0x[0-9A-F]{2}|tool\w*|\w+_\w+)>|\w+\|>|</?SYS>>)"
     r"|(\[)(?=\||/?g?[A-Z_]{3,}\])|`(?=``)|~(?=~~)"
 )

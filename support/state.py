@@ -15,7 +15,7 @@ import sys
 import zlib
 from collections.abc import Callable
 from dataclasses import asdict
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -62,13 +62,16 @@ def listed_data(config: Any) -> tuple[Callable[[int], list], list, list]:
             )
         held_out, listed = listed[:apart], listed[apart:]
 
+    @lru_cache(maxsize=2)  # a step may reach into the next epoch
+    def order_of(epoch: int) -> list[int]:
+        return random.Random(f"{config.seed} {epoch}").sample(range(len(listed)), len(listed))
+
     def of_step(step: int) -> list:
         first = step * config.problems_per_step
         chosen = []
         for i in range(first, first + config.problems_per_step):
             epoch, place = divmod(i, len(listed))
-            order = random.Random(f"{config.seed} {epoch}").sample(range(len(listed)), len(listed))
-            chosen.append(listed[order[place]])
+            chosen.append(listed[order_of(epoch)[place]])
         return chosen
 
     return of_step, held_out, listed
