@@ -73,7 +73,8 @@ def share(sizes: list, parts: int) -> list[tuple[list, list[int]]]:
     """Deal what all ranks hold into `parts` random parts, the same on every rank.
 
     sizes: a JSON value for each of this rank's items.
-    Returns for each part the values of all its items, and the places of this rank's own among them.
+    Returns for each part the values of all its items, of every rank, and the indices into this
+    rank's `sizes` of its own. Items stay where they are; a rank may own none of a part.
     """
     everyone = []
     for owner, values in enumerate(gather(sizes)):
@@ -99,7 +100,7 @@ def shard(model: Any) -> Any:
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor with what the other ranks hold of it."""
+    """A tensor with what the other ranks hold of it; every rank must call it."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
@@ -115,20 +116,21 @@ def sampling_copy(model: Any) -> Any:
     twin = copy.deepcopy(model).requires_grad_(False).eval()
     if device.type == "cuda":
         twin.set_attn_implementation("sdpa")  # FlexAttention is for packed rows
-        twin.to(torch.bfloat16)
+        for weight in twin.parameters():  # not the buffers: RoPE's frequencies need float32
+            weight.data = weight.data.to(torch.bfloat16)
     return twin
 
 
 @torch.no_grad()
 def refresh(twin: Any, model: Any) -> None:
-    """Give the sampling copy the weights that the model has now."""
+    """Give the sampling copy the weights that the model has now; every rank must call it."""
     if twin is not model:
         for old, new in zip(twin.parameters(), model.parameters(), strict=True):
             old.copy_(whole(new))
 
 
 def whole_weights(model: Any) -> dict[str, Any]:
-    """The whole weights by name, on the CPU; empty on ranks above 0."""
+    """The whole weights by name, on the CPU; every rank must call it, those above 0 get {}."""
     return whole_state.get_model_state_dict(model, options=FULL)
 
 
@@ -139,7 +141,7 @@ def training_state(model: Any, optimizer: Any) -> dict[str, Any]:
 
 
 def restore(model: Any, optimizer: Any, state: dict[str, Any]) -> None:
-    """Put back what `training_state` gave, also to another number of ranks."""
+    """Put back what rank 0's `training_state` gave, on any number of ranks; each has all of it."""
     whole_state.set_state_dict(
         model,
         optimizer,
