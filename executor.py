@@ -17,7 +17,7 @@ The process that knows the answers never runs the model's code, and the one that
 an answer. A program can lie only about the values of its own functions (for kind stdin: about what
 it prints), so the best that it can do is to compute the right ones. No exit status makes a test
 pass. In support/: plan.py says what a test is, judge.py runs it, link.py talks with the program,
-sandbox.py is the program's side, confine.py says what it cannot do.
+wire.py says how values cross, sandbox.py is the program's side, confine.py what it cannot do.
 
 Time. A program has `timeout` CPU seconds over all its tests; of kind stdin it has them for each
 case, and is not run on the other cases once it ran out. (A program that disables this timer ends up
@@ -60,7 +60,7 @@ from pathlib import Path
 from typing import Any
 
 from support.confine import remove
-from support.sandbox import Wire, receive, send, shorten
+from support.wire import Wire, receive, send, shorten
 
 PYTHON = sys.executable  # runs the programs: they can import what is installed for it
 FIELDS = ("kind", "tests", "public_tests", "entry_point", "context", "reference")  # of a problem

@@ -18,8 +18,8 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 sys.path.insert(0, str(ROOT))
 
-EXECUTOR = ["executor.py"]
-EXECUTOR += [f"support/{name}.py" for name in ("judge", "plan", "link", "sandbox", "confine")]
+JUDGE = ("judge", "plan", "link", "wire", "sandbox", "confine")
+EXECUTOR = ["executor.py", *(f"support/{name}.py" for name in JUDGE)]
 LEARNING = ["grpo.py", "murphy.py", "propagate.py", "tree.py"]
 LEARNING += ["support/packing.py", "support/sampling.py", "support/toy.py"]
 STUDY = [*EXECUTOR, *LEARNING, "evaluate.py", "support/state.py"]

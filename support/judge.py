@@ -35,7 +35,8 @@ from typing import Any
 from support import confine
 from support.link import NOTHING, Died, Link, Missing, Remote, message, show
 from support.plan import Plan, Unscorable
-from support.sandbox import Wire, receive, send, shorten, zygote
+from support.sandbox import zygote
+from support.wire import Wire, receive, send, shorten
 
 PASSED = ("passed", "")
 OWN_SECONDS = 4  # CPU seconds of the judge for one program, beside the program's own limit

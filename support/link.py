@@ -20,7 +20,7 @@ import time
 from typing import Any
 
 from support.plan import OPERATORS, Plan, Unscorable, is_exception_class
-from support.sandbox import CHANGEABLE, SHARED, Wire, receive, send, shorten
+from support.wire import CHANGEABLE, SHARED, Wire, receive, send, shorten
 
 NOTHING = object()  # no value: nothing was called, or it gave none
 KEPT_EQUAL = 2000  # elements of the containers that both sides hold

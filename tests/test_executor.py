@@ -477,10 +477,10 @@ def test_many_programs_leave_no_trace():
     assert [result.reward == 1 for result in first] == [n % 10 > 0 for n in range(200)]
 
 
-def test_four_files_work_alone_in_an_empty_folder(tmp_path):
+def test_the_executor_and_its_six_files_work_alone_in_an_empty_folder(tmp_path):
     (tmp_path / "support").mkdir()
-    support = [f"support/{name}.py" for name in ("judge", "plan", "link", "sandbox", "confine")]
-    for name in ["executor.py", *support]:
+    names = ["confine", "judge", "link", "plan", "sandbox", "wire"]
+    for name in ["executor.py", *(f"support/{name}.py" for name in names)]:
         shutil.copy(ROOT / name, tmp_path / name)
     done = subprocess.run(
         [sys.executable, "executor.py"], cwd=tmp_path, capture_output=True, text=True
@@ -495,14 +495,7 @@ def test_four_files_work_alone_in_an_empty_folder(tmp_path):
         ("a cheat", "0.00", "failed"),
     ]
     files = [path.name for path in tmp_path.rglob("*.*") if path.suffix != ".pyc"]
-    assert sorted(files) == [
-        "confine.py",
-        "executor.py",
-        "judge.py",
-        "link.py",
-        "plan.py",
-        "sandbox.py",
-    ]
+    assert sorted(files) == sorted(["executor.py", *(f"{name}.py" for name in names)])
 
 
 def test_what_a_program_prints_at_its_end_is_printed():
