@@ -5,6 +5,7 @@ import inspect
 import re
 import runpy
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -30,10 +31,30 @@ def rows(title: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
 
 
-def test_what_tree_draws_stands_at_the_top_and_examples_run_from_any_folder(tmp_path):
-    commands = [[sys.executable, ROOT / "tree.py"], [sys.executable, EXAMPLES[-1]]]
-    tree, example = [subprocess.check_output(c, cwd=tmp_path, text=True) for c in commands]
-    assert tree == BLOCKS[0] and "turn  reward  credit" in example
+def imports(paths) -> set[str]:
+    """The packages that these files import, but for Python's own."""
+    found = set()
+    for node in [node for path in paths for node in ast.walk(ast.parse(path.read_text()))]:
+        if isinstance(node, ast.Import):
+            found |= {name.name.split(".")[0] for name in node.names}
+        if isinstance(node, ast.ImportFrom):
+            found.add(node.module.split(".")[0])
+    return found - sys.stdlib_module_names
+
+
+def run(*command, folder) -> str:
+    return subprocess.check_output([sys.executable, *command], cwd=folder, text=True)
+
+
+def test_three_files_need_no_other_file_of_the_project(tmp_path):
+    assert imports([ROOT / "propagate.py"]) == {"numpy"}
+    assert imports([ROOT / "grpo.py"]) == {"torch"}
+    shutil.copy(ROOT / "tree.py", tmp_path)
+    assert run("-I", "-S", "tree.py", folder=tmp_path) == BLOCKS[0]  # Python alone; at the top
+
+
+def test_an_example_runs_from_any_folder(tmp_path):
+    assert "turn  reward  credit" in run(EXAMPLES[-1], folder=tmp_path)
 
 
 def test_it_is_short_and_has_the_two_commands():
@@ -112,10 +133,6 @@ def test_an_example_runs(path, capsys):
 def test_every_import_is_in_requirements():
     folders = ("", "support", "tests", "results", "examples")
     files = [path for folder in folders for path in (ROOT / folder).glob("*.py")]
-    imported = set()
-    for node in [node for path in files for node in ast.walk(ast.parse(path.read_text()))]:
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            imported.add(getattr(node, "module", node.names[0].name).split(".")[0])
-    ours = {path.stem for path in files} | {"support", "tests"} | OPTIONAL
+    ours = {path.stem for path in files} | {"support", "tests"}
     required = re.findall(r"^[\w-]+", (ROOT / "requirements.txt").read_text(), re.MULTILINE)
-    assert imported - sys.stdlib_module_names - ours == set(required)
+    assert imports(files) - ours - OPTIONAL == set(required)
