@@ -71,19 +71,6 @@ def test_temperature_by_hand():  # D04
             score(model, [([1], [0])], bad)
 
 
-def test_logprobs_are_those_of_the_distribution_sampled_from(qwen):  # D04, end to end
-    torch.manual_seed(1)
-    plain = {"top_k": 0, "top_p": 1.0, "repetition_penalty": 1.0, "eos_token_id": None}
-    wanted = {"output_scores": True, "return_dict_in_generate": True, "pad_token_id": 0}
-    options = {"do_sample": True, "max_new_tokens": 6, "temperature": 0.7, **plain, **wanted}
-    prompts = torch.tensor([[5, 6, 7]] * 8)
-    out = qwen.generate(prompts, attention_mask=torch.ones(8, 3), **options)
-    sampled = out.sequences[:, 3:]
-    at_sampling = torch.stack(out.scores, 1).log_softmax(-1).gather(-1, sampled[..., None])[..., 0]
-    logp, _ = score(qwen, [([5, 6, 7], row) for row in sampled.tolist()], 0.7)
-    assert (logp - at_sampling).abs().max() < 1e-4
-
-
 def test_a_token_is_scored_by_the_position_before_it():  # D05
     logits = torch.randn(1, 4, 20, generator=torch.Generator().manual_seed(0))
     logp, _ = score(Fixed(logits), [([10, 11], [12, 13])])

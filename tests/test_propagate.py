@@ -24,7 +24,11 @@ class Node:
 
 
 def everything(node):
-    return [node] + [below for child in node.children for below in everything(child)]
+    """A node and all below it."""
+    nodes = [node]
+    for node in nodes:  # the list grows
+        nodes += node.children
+    return nodes
 
 
 def credited(*credits, turn=1):

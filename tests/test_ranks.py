@@ -1,6 +1,7 @@
 """Several processes are one: the update, a whole run, a kill, another number of ranks."""
 
 import copy
+import itertools
 import json
 import multiprocessing
 import os
@@ -63,7 +64,7 @@ CASES = [
     ("idle", {"minibatches": 2}),
     ("idle", {"loss_norm": "constant"}),
 ]
-ALL = [(kind, number) for kind in ("packed", "padded") for number in range(len(CASES))]
+ALL = list(itertools.product(("packed", "padded"), range(len(CASES))))
 
 
 def seven_nodes():
@@ -206,6 +207,6 @@ def test_one_process_gathers_itself_and_samples_with_the_model(qwen):
     assert ranks.sampling_copy(qwen) is qwen and ranks.shard(qwen) is qwen
     torch.manual_seed(0)
     dealt = ranks.share(["a", "b", "c", "d", "e"], 2)
-    assert sorted(place for _, own in dealt for place in own) == [0, 1, 2, 3, 4]
+    assert sorted(sum((own for _, own in dealt), [])) == [0, 1, 2, 3, 4]
     for values, own in dealt:
         assert values == ["abcde"[place] for place in own]

@@ -34,7 +34,7 @@ def rows(title: str) -> list[list[str]]:
 def imports(paths) -> set[str]:
     """The packages that these files import, but for Python's own."""
     found = set()
-    for node in [node for path in paths for node in ast.walk(ast.parse(path.read_text()))]:
+    for node in ast.walk(ast.parse("\n".join(path.read_text() for path in paths))):
         if isinstance(node, ast.Import):
             found |= {name.name.split(".")[0] for name in node.names}
         if isinstance(node, ast.ImportFrom):
@@ -42,19 +42,17 @@ def imports(paths) -> set[str]:
     return found - sys.stdlib_module_names
 
 
-def run(*command, folder) -> str:
-    return subprocess.check_output([sys.executable, *command], cwd=folder, text=True)
-
-
 def test_three_files_need_no_other_file_of_the_project(tmp_path):
     assert imports([ROOT / "propagate.py"]) == {"numpy"}
     assert imports([ROOT / "grpo.py"]) == {"torch"}
     shutil.copy(ROOT / "tree.py", tmp_path)
-    assert run("-I", "-S", "tree.py", folder=tmp_path) == BLOCKS[0]  # Python alone; at the top
+    command = [sys.executable, "-I", "-S", "tree.py"]  # Python alone; it draws README's first block
+    assert subprocess.check_output(command, cwd=tmp_path, text=True) == BLOCKS[0]
 
 
 def test_an_example_runs_from_any_folder(tmp_path):
-    assert "turn  reward  credit" in run(EXAMPLES[-1], folder=tmp_path)
+    said = subprocess.check_output([sys.executable, EXAMPLES[-1]], cwd=tmp_path, text=True)
+    assert "turn  reward  credit" in said
 
 
 def test_it_is_short_and_has_the_two_commands():
@@ -131,8 +129,9 @@ def test_an_example_runs(path, capsys):
 
 
 def test_every_import_is_in_requirements():
-    folders = ("", "support", "tests", "results", "examples")
-    files = [path for folder in folders for path in (ROOT / folder).glob("*.py")]
+    files = [*ROOT.glob("*.py")]
+    for folder in ("support", "tests", "results", "examples"):
+        files += ROOT.glob(f"{folder}/*.py")
     ours = {path.stem for path in files} | {"support", "tests"}
     required = re.findall(r"^[\w-]+", (ROOT / "requirements.txt").read_text(), re.MULTILINE)
     assert imports(files) - ours - OPTIONAL == set(required)

@@ -9,6 +9,7 @@ from tokenizers import AddedToken
 from transformers import GenerationConfig
 
 import support.sampling as S
+from grpo import select_logprobs
 from support.sampling import Sampler, autocast, encode, load_model, pick_device
 from tree import refinement_messages
 
@@ -136,8 +137,8 @@ def test_the_checkpoints_own_settings_are_not_used(qwen, tokenizer):
 
 
 @pytest.mark.parametrize("size", [2, 32])
-def test_the_sampled_distribution_is_the_scored_one(model, tokenizer, monkeypatch, size):
-    """What was drawn from is log softmax(logits / T) of each row alone, without padding."""
+def test_the_sampled_distribution_is_the_scored_one(model, tokenizer, monkeypatch, size):  # D04
+    """A token is drawn from what grpo.py scores it with, for each row alone, without padding."""
     outputs = []
     real = ends_often(model).generate
 
@@ -160,7 +161,8 @@ def test_the_sampled_distribution_is_the_scored_one(model, tokenizer, monkeypatc
                 logits = model(torch.tensor([text[padding:]])).logits[0]
             new = text[start:]
             for step in range(new.index(2) + 1 if 2 in new else len(new)):
-                expected = (logits[start - padding + step - 1] / 0.7).log_softmax(-1)
+                before = logits[start - padding + step - 1].expand(300, 300)
+                expected = select_logprobs(before, torch.arange(300), 0.7)  # of each of 300 tokens
                 drawn_from = output.scores[step][row].log_softmax(-1)
                 torch.testing.assert_close(drawn_from, expected, atol=1e-4, rtol=0)
                 checked += 1

@@ -79,8 +79,9 @@ def test_a_turn_is_one_call_of_each_for_all_problems_and_solved_nodes_get_no_chi
     script = Script([0, 1, 0.5, 1] + [0, 0, 1, 0] + [0] * 6)
     trees = grow(script, "ab", turns=3, group_size=2)
     # Turn 1: 0 1 | 2 3. The failures 0 and 2 get 4 5 | 6 7. The failures 4, 5 and 7 get 8 to 13.
-    calls = [(2, 4), (2, 4), (3, 6)]
-    assert script.log == [call for a, b in calls for call in (("sample", a, 2), ("execute", b))]
+    sampled = [("sample", 2, 2), ("sample", 2, 2), ("sample", 3, 2)]  # prompts, answers to each
+    assert script.log[0::2] == sampled
+    assert script.log[1::2] == [("execute", 4), ("execute", 4), ("execute", 6)]
     assert numbers(walk(trees[0])) == [0, 1, 4, 5, 8, 9, 10, 11]
     assert [numbers(group) for group in groups(trees[1])] == [[2, 3], [6, 7], [12, 13]]
     assert [node.turn for node in walk(trees[1])] == [1, 1, 2, 2, 3, 3]
@@ -107,7 +108,8 @@ def test_identical_programs_for_a_problem_run_only_once():
         return [result(0.5, f"on {code}") for _, code in jobs]
 
     trees = build_trees([problem("a"), problem("b")], two, execute, turns=2, group_size=2)
-    assert sorted(ran) == [(name, f"def f(): return {i}") for name in "ab" for i in (0, 1)]
+    zero, one = "def f(): return 0", "def f(): return 1"
+    assert sorted(ran) == [("a", zero), ("a", one), ("b", zero), ("b", one)]
     for node in [*walk(trees[0]), *walk(trees[1])]:
         assert node.reward == 0.5 and node.feedback == f"on {node.code}"
 
@@ -134,8 +136,8 @@ def test_the_shape_of_any_tree(n_problems, turns, group_size, rng):
         nodes = list(walk(tree))
         assert len(nodes) <= full
         assert len(nodes) == full or any(node.solved for node in nodes)
-        members = [id(node) for group in groups(tree) for node in group]
-        assert sorted(members) == sorted(id(node) for node in nodes)  # each in one group, once
+        members = sum(groups(tree), [])
+        assert sorted(map(id, members)) == sorted(map(id, nodes))  # each in one group, once
         for node in nodes:
             assert len(node.children) == (0 if node.solved or node.turn == turns else group_size)
             assert all(child.turn == node.turn + 1 for child in node.children)
