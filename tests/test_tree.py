@@ -171,7 +171,7 @@ def test_a_prompt_that_is_too_long_leaves_its_node_without_children_and_says_so(
         (lambda prompts, n: [], None, "sample() got 1 prompts and gave 0"),
         (lambda prompts, n: [["x"]], None, "sample() got 2 completions to make and gave 1"),
         (two, lambda jobs: [result(0)], "execute() got 2 jobs and gave 1"),
-        (two, lambda jobs: [result(0, "no tests", "unscorable")] * 2, "'p' cannot be scored: no t"),
+        (two, lambda jobs: 2 * [result(0, "none", "unscorable")], "'p' cannot be scored: none"),
     ],
 )
 def test_what_gives_a_wrong_number_of_answers_or_no_score_is_named(sample, execute, sentence):
