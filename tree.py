@@ -160,13 +160,16 @@ READS = r"\binput *\(|\bstdin\b(?! *=)|\bopen *\( *0"  # "input()", "sys.stdin.r
 PRINTS = r"\bprint *\(|\bstdout\b"  # "print(x)", "sys.stdout.write(x)"
 DEFINES = r"^[ \t]*(?:async +)?(?:def|class) +{name}\b"  # "def f(x):", "class Solution:"
 ASSIGNS = r"^[ \t]*{name} *(?::[^=\n]*)?= *(?:lambda\b|[^\W\d][\w.]*$)"  # "f = lambda: 1", "f = g"
-PYTHON = r"[{.]*(?:[\w./-]+\.py|(?:i?python|pypy|py)[\d.]*(?: +[\d.]+)?)(?![\w-])"  # "py", "a.py"
-CODE = r"(?:def|class|import|from) +\w|@\w|[\w, ]+ = |[\w.]+\("  # "def f", "@cache", "n = ", "g("
-MARK = re.compile(
-    r"(?im)\A|\Z|(?P<thought></?think(?:ing)?>)"  # the beginning, the end, "<think>", "</think>"
-    r"|(?P<own_line>^(?:[ \t]|(?:[-*+]|\d+[.)])[ \t])*)?(?:```|~~~)[`~]*"  # "```", "  1. ~~~~"
-    rf"[ \t]*(?P<python>{PYTHON})?[ \t]*"  # its tag: "python", "Python 3", "{.python", "src/a.py"
-    rf"(?:(?={CODE})|(?P<rest>.*)$)"  # code on the line of the fence; else "bash", "title='a'"
+MARK = re.compile(  # it cuts an answer into pieces
+    r"""
+    \A | \Z | (?P<thought> </?think(ing)?> )            # the beginning, the end, "<think>"
+    | (?P<own_line> ^ ( ([-*+] | \d+[.)])? [ \t] )* )?  # before a fence only blanks, "- ", "1. "
+      (```|~~~) [`~]* [ \t]*                            # the fence; its tag is "Python 3", "a.py":
+      (?P<python> [{.]* ( [\w./-]+\.py | (i?python|pypy|py)[\d.]*([ ]+[\d.]+)? ) (?![\w-]) )? [ \t]*
+      # It ends before code: "def f", "@cache", "n = ", "g(". Else the rest is "bash", "title='a'".
+      ( (?= (def|class|import|from)[ ]+\w | @\w | [\w, ]+[ ]=[ ] | [\w.]+\( ) | (?P<rest>.*)$ )
+    """,
+    re.VERBOSE | re.MULTILINE | re.IGNORECASE,
 )
 
 
@@ -301,10 +304,7 @@ def from_dict(plain: dict) -> Node:
 
 
 def demonstrate() -> Node:
-    """Six attempts at f with f(2) == 4 and f(3) == 6.
-
-    The numbers are typed in. tests/test_tree.py holds them against executor.py and propagate.py.
-    """
+    """Six attempts at f with f(2) == 4 and f(3) == 6; tests/test_tree.py computes the numbers."""
     tree = Node(turn=0, problem=SimpleNamespace(id="f(x) is twice x"))
     for turn, formula, reward, credit, advantage, feedback in (
         (1, "x + 2", 0.5, 0.5, -1.0, "Test 2 failed: f(3) returned 5, expected 6"),

@@ -1,7 +1,8 @@
-"""Tiny models and a byte-level tokenizer, made in memory: the fixtures of the list of pitfalls."""
+"""What all tests share: their settings, tiny models, a byte-level tokenizer and a trained model."""
 
 import pytest
 import torch
+from hypothesis import settings
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import (
     GPT2Config,
@@ -10,6 +11,12 @@ from transformers import (
     Qwen2Config,
     Qwen2ForCausalLM,
 )
+
+from support import toy
+
+torch.set_num_threads(1)  # tiny models gain nothing from more; the order of sums stays the same
+settings.register_profile("facts", deadline=None)
+settings.load_profile("facts")
 
 TEXTS = ["hello hello hello world", "def f(x): return x", "the quick brown fox"]
 CHAT = (
@@ -54,3 +61,9 @@ def tokenizer():
     fast = PreTrainedTokenizerFast(tokenizer_object=bpe, **special)
     fast.chat_template = CHAT
     return fast
+
+
+@pytest.fixture(scope="session")
+def base(tmp_path_factory):
+    """The folder of a model that solves a few problems of world "cutoff", and fails most."""
+    return str(toy.base_model("cutoff", 0, tmp_path_factory.mktemp("bases"), steps=100, batch=16))

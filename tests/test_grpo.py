@@ -1,26 +1,17 @@
 """Facts about log-probabilities and the loss. The D numbers are those of the list of pitfalls."""
 
-import ast
 import math
-import shutil
-import subprocess
-import sys
-from pathlib import Path
+import runpy
 from types import SimpleNamespace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import grpo
 from grpo import grpo_loss, mean_stats, pad_rows, select_logprobs, token_logprobs
 
-torch.set_num_threads(1)
-settings.register_profile("facts", deadline=None)
-settings.load_profile("facts")
-
-SOURCE = Path(grpo.__file__)
 ROWS = [([5], [7, 8, 9]), ([10, 11, 12], [13]), ([20, 21, 22, 23, 24, 25, 26], [30, 31, 32, 33, 2])]
 
 
@@ -72,24 +63,12 @@ def test_rows_that_cannot_be_scored_are_refused(rows):
 
 def test_temperature_by_hand():  # D04
     model = Fixed(torch.tensor([[[2.0, 0.0], [0.0, 0.0]]]))
+    # log softmax([2, 0] / T)[0] = -log(1 + exp(-2 / T))
     assert score(model, [([1], [0])], 2.0)[0].item() == pytest.approx(-0.31326, abs=1e-5)
     assert score(model, [([1], [0])], 1.0)[0].item() == pytest.approx(-0.12693, abs=1e-5)
     for bad in (0.0, -1.0, math.nan):
         with pytest.raises(ValueError, match="temperature must be above 0"):
             score(model, [([1], [0])], bad)
-
-
-def test_logprobs_are_those_of_the_distribution_sampled_from(qwen):  # D04, end to end
-    torch.manual_seed(1)
-    plain = {"top_k": 0, "top_p": 1.0, "repetition_penalty": 1.0, "eos_token_id": None}
-    wanted = {"output_scores": True, "return_dict_in_generate": True, "pad_token_id": 0}
-    options = {"do_sample": True, "max_new_tokens": 6, "temperature": 0.7, **plain, **wanted}
-    prompts = torch.tensor([[5, 6, 7]] * 8)
-    out = qwen.generate(prompts, attention_mask=torch.ones(8, 3), **options)
-    sampled = out.sequences[:, 3:]
-    at_sampling = torch.stack(out.scores, 1).log_softmax(-1).gather(-1, sampled[..., None])[..., 0]
-    logp, _ = score(qwen, [([5, 6, 7], row) for row in sampled.tolist()], 0.7)
-    assert (logp - at_sampling).abs().max() < 1e-4
 
 
 def test_a_token_is_scored_by_the_position_before_it():  # D05
@@ -150,7 +129,7 @@ def one_token(ratio, advantage, **options):
 
 
 def test_the_clip_by_hand():  # D11
-    table = [
+    table = [  # rho, A, loss = -min(rho * A, clip(rho, 0.8, 1.2) * A), its slope in logp
         (1.5, 1.0, -1.2, 0),
         (1.5, -1.0, 1.5, 1.5),
         (0.5, 1.0, -0.5, -0.5),
@@ -161,7 +140,7 @@ def test_the_clip_by_hand():  # D11
         *found, stats = one_token(ratio, advantage)
         assert found == pytest.approx([loss, slope], abs=1e-6)
         parts.append(stats)
-    assert mean_stats(parts)["clipped"] == 0.5
+    assert mean_stats(parts)["clipped"] == 0.5  # the first and the last: they have no gradient
     assert mean_stats(parts)["ratio"] == pytest.approx(1.0)
     # the two bounds are separate
     assert one_token(1.5, 1.0, clip_high=0.6)[:2] == pytest.approx((-1.5, -1.5))
@@ -170,6 +149,7 @@ def test_the_clip_by_hand():  # D11
 
 def test_the_kl_by_hand():  # D12
     one = torch.ones(1, 1)
+    # kl = exp(d) - d - 1, and its slope in logp is 1 - exp(d)
     for d, kl, slope in ((math.log(2), 0.30685, -1.0), (-math.log(2), 0.19315, 0.5), (0, 0, 0)):
         logp = torch.zeros(1, 1, requires_grad=True)
         ref = torch.full((1, 1), float(d), requires_grad=True)
@@ -180,7 +160,8 @@ def test_the_kl_by_hand():  # D12
         assert stats["kl"].item() == pytest.approx(kl, abs=1e-5)
 
 
-def test_the_kl_estimator_has_the_right_expectation():
+def test_the_expectation_of_the_kl_estimate_is_the_kl():
+    """Each of three tokens is weighted with its probability under the policy."""
     policy, ref = torch.tensor([0.8, 0.1, 0.1]), torch.tensor([0.3, 0.3, 0.4])
     exact = float((policy * (policy / ref).log()).sum())
     weighted = {"weights": policy, "denominator": 1, "beta": 1.0, "ref_logp": ref.log()[:, None]}
@@ -190,17 +171,22 @@ def test_the_kl_estimator_has_the_right_expectation():
 
 
 def test_each_norm_is_the_documented_one_for_policy_and_kl_alike():  # D13
+    """Each token of a row of four costs 1, and the token of a row of one costs 4."""
     mask = torch.tensor([[1, 1, 1, 1], [1, 0, 0, 0]])
-    zeros = torch.zeros(2, 4)
+    zeros, costs = torch.zeros(2, 4), torch.tensor([1.0, 4.0])
     d = torch.tensor([[math.log(2)] * 4, [math.log(3), 50.0, 50.0, 50.0]])  # 50: in padding
-    k3 = [1 - math.log(2), 2 - math.log(3)]
-    table = [("sequence", None, 1 / 2, 1 / 2), ("token", None, 4 / 5, 1 / 5)]
-    for norm, denominator, long, short in [*table, ("constant", 2 * 8, 4 / 16, 1 / 16)]:
+    a, b = 1 - math.log(2), 2 - math.log(3)  # what the KL of these tokens costs
+    table = [
+        ("sequence", None, (1 + 4) / 2, (a + b) / 2),
+        ("token", None, (1 + 1 + 1 + 1 + 4) / 5, (4 * a + b) / 5),
+        ("constant", 16, (1 + 1 + 1 + 1 + 4) / 16, (4 * a + b) / 16),
+    ]
+    for norm, denominator, policy, kl in table:
         options = {"norm": norm, "denominator": denominator}
-        loss, _ = grpo_loss(zeros, None, torch.tensor([-1.0, -4.0]), mask, **options)
-        kl, _ = grpo_loss(zeros, None, torch.zeros(2), mask, beta=1.0, ref_logp=d, **options)
-        assert loss.item() == pytest.approx(long * 1 + short * 4)
-        assert kl.item() == pytest.approx(long * k3[0] + short * k3[1], abs=1e-5)
+        found, _ = grpo_loss(zeros, None, -costs, mask, **options)
+        assert found.item() == pytest.approx(policy)
+        found, _ = grpo_loss(zeros, None, 0 * costs, mask, beta=1.0, ref_logp=d, **options)
+        assert found.item() == pytest.approx(kl, abs=1e-5)
 
 
 def naive_loss(tables, advantages, lengths, low, high, beta, norm, denominator):
@@ -275,6 +261,18 @@ def test_any_cut_into_micro_batches_gives_the_same_gradient(labels, norm, weight
 
 def slopes(loss, logp):
     return torch.autograd.grad(loss, logp, retain_graph=True)[0]
+
+
+def test_the_gradient_is_that_of_finite_differences():
+    random = torch.Generator().manual_seed(0)
+    logits, old, ref = (torch.randn(2, 4, 7, generator=random).double() for _ in range(3))
+
+    def loss(logits):
+        logp, mask = score(Fixed(logits), [([1, 2], [3, 4]), ([5], [6])], 0.9)
+        options = {"beta": 0.3, "ref_logp": ref[:, :2, 0]}
+        return grpo_loss(logp, old[:, :2, 0] - 2, torch.tensor([1.0, -0.5]), mask, **options)[0]
+
+    assert torch.autograd.gradcheck(loss, logits.requires_grad_())
 
 
 def test_dropped_rows_stay_in_the_denominator():
@@ -358,18 +356,10 @@ def test_bad_arguments_are_refused_in_a_sentence(change, said):
         grpo_loss(**{**arguments, "advantages": torch.ones(2), **change})
 
 
-# The file by itself
-
-
-def test_it_works_copied_alone_into_an_empty_folder(tmp_path):
-    shutil.copy(SOURCE, tmp_path)
-    command = [sys.executable, "-I", "grpo.py"]
-    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert (run.returncode, run.stderr) == (0, "")
-    rows = [line.split() for line in run.stdout.splitlines()]
+def test_the_example_of_the_file_shows_the_clip_and_the_kl(capsys):
+    runpy.run_path(grpo.__file__, run_name="__main__")
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["1.5", "+1", "-1.20", "+0.00", "clipped"] in rows
     assert ["1.5", "-1", "+1.50", "+1.50"] in rows
     assert ["0.5", "-1", "+0.80", "+0.00", "clipped"] in rows
     assert ["+0.6931", "0.3068", "-1.00"] in rows
-    imported = [n for n in ast.walk(ast.parse(SOURCE.read_text())) if isinstance(n, ast.ImportFrom)]
-    assert {n.module.split(".")[0] for n in imported} == {"collections", "typing", "torch"}

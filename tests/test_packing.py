@@ -4,6 +4,8 @@ The tiny models have a large initialiser: with nearly equal logits, wrong code w
 """
 
 import warnings
+from functools import cache
+from itertools import accumulate
 
 import pytest
 import torch
@@ -15,10 +17,6 @@ from grpo import grpo_loss, pad_rows, token_logprobs
 from support import packing
 from support.packing import lay_out, micro_batches, rows_logprobs, why_padded
 
-torch.set_num_threads(1)
-settings.register_profile("facts", deadline=None)
-settings.load_profile("facts")
-
 TOKENS = {"vocab_size": 97, "bos_token_id": 1, "eos_token_id": 2, "initializer_range": 0.3}
 LAYERS = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "pad_token_id": 0}
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
@@ -27,7 +25,6 @@ SCALED = {"Granite": {"logits_scaling": 3.0}, "Cohere": {"logit_scale": 0.5}}
 FAMILIES = ["Qwen3", "Llama", "Olmo2", "GPT2", "Qwen2", "Phi3", "Granite", "Cohere"]
 ADVANTAGES = torch.tensor([1.0, -0.5, 0.3])
 ROWS = [([3, 4, 5], [8, 9, 10]), ([3, 4, 5], [9]), ([3, 4, 5, 9, 6], [8, 9, 11, 12])]
-MODELS = {}
 
 
 def tiny(family, **changes):
@@ -42,11 +39,10 @@ def tiny(family, **changes):
     return getattr(transformers, f"{family}ForCausalLM")(config).eval()
 
 
+@cache
 def shared(family):
     """A model that tests leave as they found it, made once."""
-    if family not in MODELS:
-        MODELS[family] = tiny(family)
-    return MODELS[family]
+    return tiny(family)
 
 
 def padded(model, rows, temperature=1.0):
@@ -64,6 +60,7 @@ def gradient(model, logp, mask, advantages=ADVANTAGES):
 
 
 def assert_packed_is_padded(model, rows, advantages=ADVANTAGES, expected=None):
+    """Log-probabilities and gradients within 1e-5; `expected` if padding would not do now."""
     found, mask = rows_logprobs(model, rows, 0.8)
     expected = padded(model, rows, 0.8) if expected is None else expected
     assert found.dtype == torch.float32
@@ -103,8 +100,9 @@ def test_the_tree_holds_each_prefix_once(rows):
         seen.append(tuple(tokens[k] for k in visible))
         assert [positions[k] for k in visible] == list(range(positions[q] + 1))
 
-    texts = [(*prompt, *completion) for prompt, completion in rows]
-    prefixes = {text[: n + 1] for text in texts for n in range(len(text))}
+    prefixes = set()
+    for prompt, completion in rows:
+        prefixes |= set(accumulate([(token,) for token in [*prompt, *completion]]))
     assert len(seen) == len(prefixes)
     assert set(seen) == prefixes
     for (prompt, completion), slots in zip(rows, before, strict=True):
@@ -116,7 +114,7 @@ def test_the_tree_holds_each_prefix_once(rows):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@settings(max_examples=25)
+@settings(max_examples=20)
 @given(rows=forests())
 def test_packed_rows_are_padded_rows(family, rows):
     assert why_padded(shared(family)) == ""
@@ -158,31 +156,6 @@ def test_also_with_flex_attention():
     assert torch.allclose(found, expected, rtol=1e-5, atol=2e-5)
 
 
-def test_the_gradient_is_that_of_finite_differences():
-    model = tiny("GPT2").double()
-    rows = [([5, 6], [7, 8, 2]), ([5, 6], [7, 9]), ([5], [4, 4])]
-    generator = torch.Generator().manual_seed(0)
-    old, ref = torch.randn(2, 3, 3, generator=generator, dtype=torch.float64) - 4
-
-    def loss():
-        logp, mask = rows_logprobs(model, rows, 0.9)
-        return grpo_loss(logp, old, ADVANTAGES, mask, beta=0.3, ref_logp=ref, clip_high=1e9)[0]
-
-    model.zero_grad()
-    loss().backward()
-    step = 1e-6
-    values = []
-    with torch.no_grad():
-        draw = [torch.randn(p.shape, generator=generator).double() for p in model.parameters()]
-        slope = sum((p.grad * d).sum() for p, d in zip(model.parameters(), draw, strict=True))
-        for amount in (step, -2 * step):
-            for p, d in zip(model.parameters(), draw, strict=True):
-                p += amount * d
-            values.append(loss().item())
-    assert abs(slope) > 1e-2
-    assert (values[0] - values[1]) / (2 * step) == pytest.approx(slope.item(), rel=1e-5)
-
-
 def test_dropout_and_flags_stay_the_callers():  # D17
     model = tiny("GPT2", resid_pdrop=0.1)
     assert torch.equal(rows_logprobs(model, ROWS)[0], rows_logprobs(model, ROWS)[0])
@@ -192,16 +165,15 @@ def test_dropout_and_flags_stay_the_callers():  # D17
 
 
 def test_with_two_threads_the_gradient_is_the_same_bit_for_bit_each_time():
-    """The backward of indexing with a tensor would add in whatever order the threads come."""
-    model = tiny("Qwen3", hidden_size=128)
-    prompt = list(range(3, 43))
-    rows = [(prompt, [3 + (7 * i + t * t) % 90 for t in range(24)]) for i in range(32)]
+    """All rows are scored at one slot: indexing would add their gradients in any order."""
+    model = tiny("Qwen3", hidden_size=256)
+    rows = [([3, 4, 5, 6], [3 + i % 90]) for i in range(200)]
     found = []
     torch.set_num_threads(2)
     try:
-        for _ in range(12):
+        for _ in range(4):
             logp, mask = rows_logprobs(model, rows)
-            found.append(gradient(model, logp, mask, torch.linspace(-1, 1, 32)))
+            found.append(gradient(model, logp, mask, torch.linspace(-1, 1, 200)))
     finally:
         torch.set_num_threads(1)
     assert all(torch.equal(found[0], other) for other in found[1:])
@@ -216,7 +188,8 @@ def test_logits_are_made_a_chunk_at_a_time_and_only_for_completions(monkeypatch)
     monkeypatch.setattr(packing, "CHUNK", 3 * 97)
     found, _ = rows_logprobs(model, ROWS)
     wrong = (gradient(model, found, mask) - right).abs().max()
-    # one position twice, to see that the model's logits are ours; 8 tokens; 8 in the backward
+    # Eight tokens are made as 3 + 3 + 2, in the forward and again in the backward. One position
+    # is made twice before that, to see that the model's logits are ours.
     assert sorted(made) == [1, 1, 2, 2, 3, 3, 3, 3]
     assert (found - expected).abs().max() < 1e-6
     assert wrong <= 1e-5 * right.abs().max()
@@ -277,19 +250,6 @@ def test_micro_batches_keep_the_budget_and_every_row(rows, budget, packed):
 
 def test_siblings_go_into_one_batch():
     rows = [([3 + i % 3] * 50, [6 + i] * 10) for i in range(12)]
-    batches = micro_batches(shared("Llama"), rows, 90)
+    batches = micro_batches(shared("Llama"), rows, 90)  # a prompt and four completions
     assert sorted(map(sorted, batches)) == [[0, 3, 6, 9], [1, 4, 7, 10], [2, 5, 8, 11]]
-    assert len(micro_batches(WINDOWED, rows, 120)) == 6
-
-
-@pytest.mark.parametrize("size", [1, 2])
-def test_micro_batches_of_a_model_add_up(size):  # D14
-    model = shared("Qwen2")
-    logp, mask = rows_logprobs(model, ROWS)
-    right = gradient(model, logp, mask)
-    found = 0
-    for start in range(0, 3, size):
-        logp, mask = rows_logprobs(model, ROWS[start : start + size])
-        share = len(mask) / 3  # `gradient` takes its rows for the whole update
-        found = found + share * gradient(model, logp, mask, ADVANTAGES[start : start + size])
-    assert (found - right).norm() < 1e-6 * right.norm()
+    assert len(micro_batches(WINDOWED, rows, 120)) == 6  # two whole rows each

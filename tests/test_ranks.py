@@ -1,6 +1,7 @@
 """Several processes are one: the update, a whole run, a kill, another number of ranks."""
 
 import copy
+import itertools
 import json
 import multiprocessing
 import os
@@ -17,16 +18,15 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 import executor
 import murphy
 from murphy import Config
-from support import ranks, run, state, toy
+from support import ranks, run, state
 from tree import Node, from_dict, walk
 
 FORKS = multiprocessing.get_context("forkserver")  # torch is imported once for all processes
 FORKS.set_forkserver_preload(["murphy"])
-torch.set_num_threads(1)  # in all processes alike: threads change the order of float sums
 
 
 def ranked(function, rank, count, port, arguments):
-    torch.set_num_threads(1)
+    torch.set_num_threads(1)  # as here: threads change the order of float sums
     place = {"RANK": rank, "WORLD_SIZE": count, "LOCAL_RANK": rank}
     place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     os.environ |= {name: str(value) for name, value in place.items()}
@@ -53,18 +53,18 @@ def finish(processes):
     assert [process.exitcode for process in processes] == [0] * len(processes)
 
 
-# One update. A case: which attempts each of three ranks holds, and settings.
+# One update of seven attempts. A case: which of them each of three ranks holds, and settings.
+# Of two ranks the second holds what the third would.
 
 SHARES = {"even": [[0, 1, 2], [3, 4], [5, 6]], "idle": [[0, 1, 2, 3, 4, 5, 6], [], []]}
 CASES = [
     ("even", {}),
-    ("even", {"minibatches": 2}),
-    ("even", {"beta": 0.1}),
     ("even", {"beta": 0.1, "minibatches": 2, "gradient_checkpointing": True}),
     ("even", {"loss_norm": "token", "micro_tokens": 12}),
     ("idle", {"minibatches": 2}),
     ("idle", {"loss_norm": "constant"}),
 ]
+ALL = list(itertools.product(("packed", "padded"), range(len(CASES))))
 
 
 def seven_nodes():
@@ -78,14 +78,18 @@ def seven_nodes():
     return made
 
 
-def updated(model, share, more):
+def held_here(share):
+    first, second, third = SHARES[share]
+    parts = {2: [first, second + third], 3: [first, second, third]}
+    return parts[ranks.count()][ranks.rank()] if ranks.count() > 1 else first + second + third
+
+
+def updated(kind, number):
     """Numbers, gradient and weights after an update, and the part of them that a rank holds."""
+    share, more = CASES[number]
     config = Config(**{"minibatches": 1, "grad_clip": 1e9, **more})
-    nodes = seven_nodes()
-    held = SHARES[share] if ranks.count() == 1 else [SHARES[share][ranks.rank()]]
-    if ranks.count() == 2:  # of two ranks the second holds what the third would
-        held = SHARES[share][:1] if ranks.rank() == 0 else SHARES[share][1:]
-    mine = [nodes[i] for part in held for i in part]
+    nodes, model = seven_nodes(), tiny(kind)
+    mine = [nodes[i] for i in held_here(share)]
 
     reference = None
     if config.beta:
@@ -103,11 +107,14 @@ def updated(model, share, more):
     numbers = murphy.update(model, optimizer, mine, config, reference)
     gradient = torch.cat([ranks.whole(p.grad).flatten() for p in model.parameters()])
     weights = torch.cat([ranks.whole(p.detach()).flatten() for p in model.parameters()])
-    local = [p.to_local() if isinstance(p, DTensor) else p for p in model.parameters()]
-    moments = [s["exp_avg"] for s in optimizer.state.values()]
-    moments = [m.to_local() if isinstance(m, DTensor) else m for m in moments]
-    held = sum(p.numel() for p in local), sum(m.numel() for m in moments)
-    return numbers, gradient, weights, held
+    moments = [moment["exp_avg"] for moment in optimizer.state.values()]
+    return numbers, gradient, weights, numbers_here(model.parameters()), numbers_here(moments)
+
+
+def numbers_here(tensors):
+    """How many numbers of these tensors this process holds."""
+    local = [t.to_local() if isinstance(t, DTensor) else t for t in tensors]
+    return sum(t.numel() for t in local)
 
 
 def tiny(kind):
@@ -124,9 +131,14 @@ def tiny(kind):
 
 def update_all(folder):
     ranks.join(torch.device("cpu"))
-    for kind in ("packed", "padded"):
-        for number, case in enumerate(CASES):
-            torch.save(updated(tiny(kind), *case), f"{folder}/{kind}-{number}-{ranks.rank()}")
+    for kind, number in ALL:
+        torch.save(updated(kind, number), f"{folder}/{kind}-{number}-{ranks.rank()}")
+
+
+@pytest.fixture(scope="module")
+def alone():
+    """What one process makes of each case."""
+    return {case: updated(*case) for case in ALL}
 
 
 def close(found, expected):
@@ -134,28 +146,19 @@ def close(found, expected):
 
 
 @pytest.mark.parametrize("count", [2, 3])
-def test_the_update_of_several_ranks_is_that_of_one_process(tmp_path, count):
-    processes = start(count, update_all, str(tmp_path))
-    kinds = ("packed", "padded")
-    alone = {kind: [updated(tiny(kind), *case) for case in CASES] for kind in kinds}
-    finish(processes)
-    for kind, cases in alone.items():
-        for number, (numbers, gradient, weights, held) in enumerate(cases):
-            for rank in range(count):
-                found = torch.load(tmp_path / f"{kind}-{number}-{rank}")
-                assert found[0] == pytest.approx(numbers, rel=1e-6, abs=1e-9), CASES[number]
-                assert close(found[1], gradient), CASES[number]
-                assert close(found[2], weights), CASES[number]
-                for share, whole in zip(found[3], held, strict=True):  # weights, optimizer state
-                    assert share <= whole / count * 1.05
+def test_the_update_of_several_ranks_is_that_of_one_process(tmp_path, alone, count):
+    finish(start(count, update_all, str(tmp_path)))
+    for (kind, number), (numbers, gradient, weights, *held) in alone.items():
+        for rank in range(count):
+            found = torch.load(tmp_path / f"{kind}-{number}-{rank}")
+            assert found[0] == pytest.approx(numbers, rel=1e-6, abs=1e-9), CASES[number]
+            assert close(found[1], gradient), CASES[number]
+            assert close(found[2], weights), CASES[number]
+            for part, whole in zip(found[3:], held, strict=True):  # of weights, of moments
+                assert part <= whole / count * 1.05
 
 
 # Whole runs
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    return str(toy.base_model("cutoff", 0, tmp_path_factory.mktemp("bases"), steps=100, batch=16))
 
 
 @pytest.fixture
@@ -184,12 +187,10 @@ def test_a_run_of_two_killed_and_resumed_is_the_undisturbed_run(small):
 
     trees = [json.loads(line) for line in (folder / "trees.jsonl").read_text().splitlines()]
     assert [tree["step"] for tree in trees] == [0] * 4 + [2] * 4
-    halves = [
-        [child["text"] for t in half for child in t["children"]] for half in (trees[:2], trees[2:4])
-    ]
-    assert halves[0] != halves[1]  # all prompts are the same: equal seeds would show
+    texts = [[child["text"] for child in tree["children"]] for tree in trees]
+    assert texts[:2] != texts[2:4]  # of two ranks; all prompts are equal: equal seeds would show
     line = json.loads((folder / "metrics.jsonl").read_text().splitlines()[0])
-    assert line["programs"] == sum(1 for tree in trees[:4] for _ in walk(from_dict(tree)))
+    assert line["programs"] == sum(len(list(walk(from_dict(tree)))) for tree in trees[:4])
 
 
 def test_a_run_of_two_of_which_one_has_no_problem_goes_on_with_one(small, capsys):
@@ -206,6 +207,6 @@ def test_one_process_gathers_itself_and_samples_with_the_model(qwen):
     assert ranks.sampling_copy(qwen) is qwen and ranks.shard(qwen) is qwen
     torch.manual_seed(0)
     dealt = ranks.share(["a", "b", "c", "d", "e"], 2)
-    assert sorted(place for _, own in dealt for place in own) == [0, 1, 2, 3, 4]
+    assert sorted(sum((own for _, own in dealt), [])) == [0, 1, 2, 3, 4]
     for values, own in dealt:
         assert values == ["abcde"[place] for place in own]

@@ -39,7 +39,7 @@ def test_a_difference_is_paired_by_seed():
     for k in report.KS:
         values["cutoff", "mers", "sampled", "all", k] = {1: 0.5, 2: 0.6, 3: 0.9}
         values["cutoff", "none", "sampled", "all", k] = {1: 0.4, 2: 0.5}
-    table = report.paired_table(values, "cutoff", [("mers", "none")])
+    table = report.paired_table(values, "cutoff", [("mers", "none")])  # seed 3 has no pair
     assert table.splitlines()[-1] == "| mers - none | " + " | ".join(["+10.0 ± 0.0"] * 5) + " |"
 
 

@@ -9,6 +9,7 @@ from tokenizers import AddedToken
 from transformers import GenerationConfig
 
 import support.sampling as S
+from grpo import select_logprobs
 from support.sampling import Sampler, autocast, encode, load_model, pick_device
 from tree import refinement_messages
 
@@ -50,7 +51,7 @@ def sampler(model, tokenizer, **options):
 
 
 def ends_often(model, bias=4.0):
-    """Make the end token likely, so that rows end at unlike lengths."""
+    """The model with the end token made likely, so that rows end at different lengths."""
     head, real = model.get_output_embeddings(), model.get_output_embeddings().forward
     bias = torch.zeros(300).index_fill_(0, torch.tensor([2]), bias)
     head.forward = lambda states: real(states) + bias
@@ -101,25 +102,22 @@ def test_a_template_that_drops_old_thoughts_still_shows_the_feedback_once(tokeni
 def test_a_thought_that_the_template_opens_is_told(qwen, tokenizer):
     plain = "{% for m in messages %}{{ m.content }}{% endfor %}[answer]"
     mark = "{% if enable_thinking %}<think>\n{% else %}<think>\n\n</think>\n\n{% endif %}"
-    for template, on, told in [
-        (plain + mark, 1, True),
-        (plain + mark, 0, False),
-        (plain, 1, False),
-    ]:
+    for template, on in [(plain + mark, True), (plain + mark, False), (plain, True)]:
         tokenizer.chat_template = template
         prompts = [chat("q"), chat("write <think>")]
-        answers = sampler(qwen, tokenizer, enable_thinking=bool(on))(prompts, 1)
-        assert [answer.thinking for (answer,) in answers] == [told, told]
+        answers = sampler(qwen, tokenizer, enable_thinking=on, max_new_tokens=1)(prompts, 1)
+        opened = on and template != plain
+        assert [answer.thinking for (answer,) in answers] == [opened, opened]
 
 
-def test_context_limit_is_refused_before_the_forward_with_the_whole_prompt_or_none(gpt2, tokenizer):
-    short, long = chat("a"), chat("statement " + "x " * 300)
-    answers = sampler(gpt2, tokenizer)([long, short, long], 2)
-    assert len(answers[1]) == 2 and answers[0] is None and answers[2] is None
+def test_a_prompt_that_could_exceed_the_context_gets_none_and_is_never_cut(gpt2, tokenizer):
     fits = 256 - 6 - len(encode(tokenizer, chat("")))  # 256 positions, 6 of them for the answer
     letter = tokenizer.convert_ids_to_tokens(5)
-    assert sampler(gpt2, tokenizer)([chat(letter * fits)], 1)[0] is not None
-    assert sampler(gpt2, tokenizer)([chat(letter * (fits + 1))], 1) == [None]
+    short, longest, too_long = chat("a"), chat(letter * fits), chat(letter * (fits + 1))
+    answers = sampler(gpt2, tokenizer)([too_long, short, longest, too_long], 2)
+    assert answers[0] is None and answers[3] is None
+    for prompt, pair in ((short, answers[1]), (longest, answers[2])):
+        assert [answer.prompt_ids for answer in pair] == [encode(tokenizer, prompt)] * 2
 
 
 def test_the_checkpoints_own_settings_are_not_used(qwen, tokenizer):
@@ -128,10 +126,9 @@ def test_the_checkpoints_own_settings_are_not_used(qwen, tokenizer):
     assert len({tuple(answer.completion_ids) for answer in expected}) > 30  # 1 with top_k=1
 
     own = GenerationConfig(top_k=1, top_p=0.1, min_p=0.9, repetition_penalty=9.0, eos_token_id=2)
-    own.update(
-        num_beams=3, bad_words_ids=[[5]], min_new_tokens=6, suppress_tokens=[6], max_length=3
-    )
+    own.update(num_beams=3, bad_words_ids=[[5]], min_new_tokens=6, suppress_tokens=[6])
     own.update(no_repeat_ngram_size=1, forced_eos_token_id=9, sequence_bias={(7,): 99.0})
+    own.update(max_length=3)
     qwen.generation_config = own
     torch.manual_seed(0)
     (answers,) = sampler(qwen, tokenizer)([chat("hello")], 64)
@@ -140,8 +137,8 @@ def test_the_checkpoints_own_settings_are_not_used(qwen, tokenizer):
 
 
 @pytest.mark.parametrize("size", [2, 32])
-def test_the_sampled_distribution_is_the_scored_one(model, tokenizer, monkeypatch, size):
-    """What was drawn from is log softmax(logits / T) of each row alone, without padding."""
+def test_the_sampled_distribution_is_the_scored_one(model, tokenizer, monkeypatch, size):  # D04
+    """A token is drawn from what grpo.py scores it with, for each row alone, without padding."""
     outputs = []
     real = ends_often(model).generate
 
@@ -164,17 +161,19 @@ def test_the_sampled_distribution_is_the_scored_one(model, tokenizer, monkeypatc
                 logits = model(torch.tensor([text[padding:]])).logits[0]
             new = text[start:]
             for step in range(new.index(2) + 1 if 2 in new else len(new)):
-                expected = (logits[start - padding + step - 1] / 0.7).log_softmax(-1)
+                before = logits[start - padding + step - 1].expand(300, 300)
+                expected = select_logprobs(before, torch.arange(300), 0.7)  # of each of 300 tokens
                 drawn_from = output.scores[step][row].log_softmax(-1)
                 torch.testing.assert_close(drawn_from, expected, atol=1e-4, rtol=0)
                 checked += 1
     assert checked > 20
 
 
-@pytest.mark.parametrize("size, budget", [(2, 10_000), (32, 100)])
-@pytest.mark.parametrize("likeliest", [{"temperature": 0}, {"top_p": 1e-9}])
-def test_batches_change_no_token(model, tokenizer, monkeypatch, size, budget, likeliest):
-    """Nor do left padding, shared prompts, rows that leave and dropout; a budget holds."""
+@pytest.mark.parametrize(
+    "size, budget, likeliest", [(2, 10_000, {"temperature": 0}), (32, 100, {"top_p": 1e-9})]
+)
+def test_each_row_is_that_of_plain_generate(model, tokenizer, monkeypatch, size, budget, likeliest):
+    """Batches, left padding, shared prompts, rows that leave and dropout change no token."""
     monkeypatch.setattr(S, "SLICE", size)
     ends_often(model, 2.0)
     prompts = [chat("a"), chat("bbb b and a longer one " * 3), chat("cc"), chat("a")]
@@ -205,8 +204,9 @@ def test_a_prompt_is_read_once_and_rows_that_ended_leave(qwen, tokenizer, monkey
     assert len(set(rows)) > 2 and sum(read) < len(answers[0].prompt_ids) + 8 * 12
 
 
-def test_a_seed_repeats_a_run(qwen, tokenizer):
-    sample, runs = sampler(ends_often(qwen, 1.0), tokenizer, max_new_tokens=40), []
+def test_a_seed_repeats_a_run(qwen, tokenizer, monkeypatch):
+    monkeypatch.setattr(S, "SLICE", 4)
+    sample, runs = sampler(ends_often(qwen, 1.0), tokenizer), []
     for seed in (1, 1, 2):
         torch.manual_seed(seed)
         runs.append(sample([chat("a"), chat("bbb b")], 3))
@@ -227,7 +227,7 @@ def test_a_batch_that_does_not_fit_is_halved_counted_and_said(qwen, tokenizer, m
         (answers,) = sample([chat("hello")], 10)
     row = len(encode(tokenizer, chat("hello"))) + 6
     assert str(said[-1].message).endswith(f"a batch holds at most {10 * row // 4} tokens")
-    assert tried == [10, 5, 2, 2, 2, 2, 2] and sample.halved == 2
+    assert tried == [10, 5, 2, 2, 2, 2, 2] and sample.halved == 2  # 10 rows as 2 + 2 + 2 + 2 + 2
     assert all(answer.completion_ids for answer in answers)
 
     tried.clear()
@@ -293,9 +293,7 @@ def test_devices():
     with pytest.raises(ValueError, match="device 'cuda:99' cannot be used") as refused:
         pick_device("cuda:99")
     assert "\n" not in str(refused.value)
-    with pytest.raises(
-        ValueError, match="--device must be auto, cpu, mps, cuda or cuda:0, not 'gpu'"
-    ):
+    with pytest.raises(ValueError, match="must be auto, cpu, mps, cuda or cuda:0, not 'gpu'"):
         pick_device("gpu")
     with autocast(CPU):
         assert torch.nn.Linear(2, 2)(torch.ones(1, 2)).dtype == torch.float32

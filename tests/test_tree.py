@@ -4,8 +4,7 @@ import ast
 import contextlib
 import io
 import json
-import shutil
-import subprocess
+import re
 import sys
 import time
 from pathlib import Path
@@ -22,6 +21,7 @@ from tree import Completion, Node, build_trees, draw, extract_code, groups, walk
 
 CASES = Path(__file__).parent / "cases"
 ANSWERS = [json.loads(line) for line in (CASES / "extraction.jsonl").open(encoding="utf-8")]
+ANSWERS = [case for case in ANSWERS if not case.get("arguable")]  # of those either reading is fine
 PARTS = json.loads((CASES / "parts.json").read_text(encoding="utf-8"))  # of which answers are made
 
 
@@ -62,6 +62,12 @@ def grow(script, names, turns, group_size, **options):
     return build_trees(problems, script.sample, script.execute, turns, group_size, **options)
 
 
+def two(prompts, n):
+    """A policy that always writes the same two programs."""
+    texts = ("def f(): return 0", "def f(): return 1")
+    return [[Completion(text) for text in texts] for _ in prompts]
+
+
 def numbers(nodes):
     return [int(node.code.split()[-1]) for node in nodes]
 
@@ -73,12 +79,13 @@ def test_a_turn_is_one_call_of_each_for_all_problems_and_solved_nodes_get_no_chi
     script = Script([0, 1, 0.5, 1] + [0, 0, 1, 0] + [0] * 6)
     trees = grow(script, "ab", turns=3, group_size=2)
     # Turn 1: 0 1 | 2 3. The failures 0 and 2 get 4 5 | 6 7. The failures 4, 5 and 7 get 8 to 13.
-    calls = [(2, 4), (2, 4), (3, 6)]
-    assert script.log == [call for a, b in calls for call in (("sample", a, 2), ("execute", b))]
+    sampled = [("sample", 2, 2), ("sample", 2, 2), ("sample", 3, 2)]  # prompts, answers to each
+    assert script.log[0::2] == sampled
+    assert script.log[1::2] == [("execute", 4), ("execute", 4), ("execute", 6)]
     assert numbers(walk(trees[0])) == [0, 1, 4, 5, 8, 9, 10, 11]
     assert [numbers(group) for group in groups(trees[1])] == [[2, 3], [6, 7], [12, 13]]
     assert [node.turn for node in walk(trees[1])] == [1, 1, 2, 2, 3, 3]
-    assert not any(node.children for tree in trees for node in walk(tree) if node.solved)
+    assert all(not node.children for node in [*walk(trees[0]), *walk(trees[1])] if node.solved)
 
 
 def test_what_the_executor_says_and_what_was_sampled_is_kept_as_it_is():
@@ -88,38 +95,30 @@ def test_what_the_executor_says_and_what_was_sampled_is_kept_as_it_is():
     assert (first.reward, first.status, first.feedback) == (0.25, "failed", "feedback on 0")
     assert not first.solved and not first.public_passed
     assert second.solved and second.public_passed
-    assert (second.prompt_ids, second.completion_ids, second.text) == (
-        [1],
-        [9, 1],
-        "def f(): return 1",
-    )
+    assert (second.prompt_ids, second.completion_ids) == ([1], [9, 1])
+    assert second.text == "def f(): return 1"
     assert second.prompt == T.first_messages(tree.problem)
 
 
 def test_identical_programs_for_a_problem_run_only_once():
     ran = []
 
-    def sample(prompts, n):
-        texts = [
-            ("def f(): return 0", f"def f(): return {len(ran) + i}") for i in range(len(prompts))
-        ]
-        return [[Completion(text) for text in pair] for pair in texts]
-
     def execute(jobs):
-        ran.extend((problem.id, int(code.split()[-1])) for problem, code in jobs)
+        ran.extend((problem.id, code) for problem, code in jobs)
         return [result(0.5, f"on {code}") for _, code in jobs]
 
-    trees = build_trees([problem("a"), problem("b")], sample, execute, turns=2, group_size=2)
-    assert len(ran) == len(set(ran)) and {("a", 0), ("b", 0)} <= set(ran)
-    for node in (node for tree in trees for node in walk(tree)):
+    trees = build_trees([problem("a"), problem("b")], two, execute, turns=2, group_size=2)
+    zero, one = "def f(): return 0", "def f(): return 1"
+    assert sorted(ran) == [("a", zero), ("a", one), ("b", zero), ("b", one)]
+    for node in [*walk(trees[0]), *walk(trees[1])]:
         assert node.reward == 0.5 and node.feedback == f"on {node.code}"
 
 
-def test_the_prompt_of_a_refinement_is_the_whole_path_with_each_feedback_once():
+def test_the_prompt_of_a_refinement_is_the_whole_path_with_each_feedback_once():  # D42
     script = Script([0] * 14)
     grow(script, "a", turns=3, group_size=2)
     for prompt in script.prompts:
-        roles = [message["role"] for message in prompt]
+        roles = [message["role"] for message in prompt]  # some templates refuse other orders
         assert roles == ["user", "assistant"] * (len(prompt) // 2) + ["user"]
         assert prompt[0]["content"] == "write f"
         for attempt, reply in zip(prompt[1::2], prompt[2::2], strict=True):
@@ -127,13 +126,7 @@ def test_the_prompt_of_a_refinement_is_the_whole_path_with_each_feedback_once():
             assert reply["content"].split("\n").count(f"feedback on {number}") == 1
 
 
-def test_a_refinement_leaves_the_messages_before_it_as_they_were():
-    messages = [{"role": "user", "content": "x"}]
-    longer = T.refinement_messages(messages, "y", "e")
-    assert len(messages) == 1 and longer[:2] == [*messages, {"role": "assistant", "content": "y"}]
-
-
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.integers(1, 3), st.integers(1, 3), st.integers(1, 3), st.randoms())
 def test_the_shape_of_any_tree(n_problems, turns, group_size, rng):
     script = Script([rng.choice([0.0, 0.5, 1.0]) for _ in range(200)])
@@ -143,8 +136,8 @@ def test_the_shape_of_any_tree(n_problems, turns, group_size, rng):
         nodes = list(walk(tree))
         assert len(nodes) <= full
         assert len(nodes) == full or any(node.solved for node in nodes)
-        members = [id(node) for group in groups(tree) for node in group]
-        assert sorted(members) == sorted(id(node) for node in nodes)  # each in one group, once
+        members = sum(groups(tree), [])
+        assert sorted(map(id, members)) == sorted(map(id, nodes))  # each in one group, once
         for node in nodes:
             assert len(node.children) == (0 if node.solved or node.turn == turns else group_size)
             assert all(child.turn == node.turn + 1 for child in node.children)
@@ -173,28 +166,17 @@ def test_a_prompt_that_is_too_long_leaves_its_node_without_children_and_says_so(
 
 
 @pytest.mark.parametrize(
-    "answers, sentence",
+    "sample, execute, sentence",
     [
-        ([], "got 1 prompts and gave 0"),
-        ([[Completion("x")]], "got 2 completions to make and gave 1"),
+        (lambda prompts, n: [], None, "sample() got 1 prompts and gave 0"),
+        (lambda prompts, n: [["x"]], None, "sample() got 2 completions to make and gave 1"),
+        (two, lambda jobs: [result(0)], "execute() got 2 jobs and gave 1"),
+        (two, lambda jobs: 2 * [result(0, "none", "unscorable")], "'p' cannot be scored: none"),
     ],
 )
-def test_a_sampler_with_a_wrong_number_of_answers_is_named(answers, sentence):
-    with pytest.raises(ValueError, match=sentence):
-        build_trees([problem()], lambda prompts, n: answers, lambda jobs: [], 1, 2)
-
-
-def test_an_executor_with_a_wrong_number_of_results_is_named():
-    with pytest.raises(ValueError, match="execute\\(\\) got 2 jobs and gave 1"):
-        build_trees([problem()], Script([]).sample, lambda jobs: [result(0)], 1, 2)
-
-
-def test_a_problem_that_cannot_be_scored_is_no_wrong_answer():
-    def execute(jobs):
-        return [result(0.0, "no tests", "unscorable") for _ in jobs]
-
-    with pytest.raises(ValueError, match="'p' cannot be scored: no tests"):
-        build_trees([problem()], Script([]).sample, execute, 1, 2)
+def test_what_gives_a_wrong_number_of_answers_or_no_score_is_named(sample, execute, sentence):
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        build_trees([problem()], sample, execute, turns=1, group_size=2)
 
 
 @pytest.mark.parametrize("turns, group_size", [(0, 2), (2, 0)])
@@ -236,9 +218,9 @@ def behaves(case, code):
 
 
 @pytest.mark.parametrize("case", ANSWERS, ids=lambda case: case["name"])
-def test_an_answer_is_read_as_a_careful_human_reads_it(case):
+def test_an_answer_is_read_as_a_careful_human_reads_it(case):  # D37, D38, D39
     code = extract_code(case["answer"], case["entry_point"], case.get("thinking", False))
-    assert behaves(case, code) or case.get("arguable")
+    assert behaves(case, code)
 
 
 def test_a_warning_of_the_parser_is_neither_shown_nor_an_error(recwarn):
@@ -255,7 +237,7 @@ def fenced(program, opener, mark, tag, end):
     return f"{opener}{mark}{tag}\n" + "\n".join(lines) + end.format(inside=inside, mark=mark)
 
 
-@settings(deadline=None, max_examples=400)
+@settings(max_examples=250)
 @given(
     st.lists(st.sampled_from(PARTS["bodies"]), min_size=1, max_size=3),
     st.sampled_from(PARTS["before"]),
@@ -288,7 +270,7 @@ def indented(body):
     return "\n".join("    " + line for line in body.split("\n"))
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=100)
 @given(
     st.sampled_from(["n = int(input())\nprint(n)", "import sys\nprint(len(sys.stdin.read()))"]),
     st.sampled_from(PARTS["openers"]),
@@ -302,7 +284,7 @@ def test_a_program_that_reads_and_prints_is_found_again(program, opener, tag, be
     assert extract_code(answer).split() == program.split()
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=150)
 @given(st.one_of(st.text(), st.lists(st.sampled_from(PARTS["pieces"])).map("".join)), st.booleans())
 def test_any_text_is_read(text, thinking):
     for name in ("f", "", "Solution.f"):
@@ -345,16 +327,6 @@ def test_the_demonstration_says_what_executor_and_propagate_compute():
             assert (node.credit, round(advantage, 2)) == shown[id(node)]
 
 
-def test_the_file_runs_alone_in_an_empty_folder(tmp_path):
-    shutil.copy(T.__file__, tmp_path / "tree.py")
-    command = [sys.executable, "-I", "-S", "tree.py"]  # no site-packages: Python alone
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.rstrip("\n").split("\n")
-    assert len(lines) <= 12 and max(map(len, lines)) <= 100
-    assert lines == draw(T.demonstrate()).split("\n")
-
-
 def test_a_drawing_shows_the_numbers_the_feedback_and_what_was_left_out():
     repair = Node(2, code="def f(): return 1", reward=1.0, credit=1.0, advantage=1.41)
     b = Node(1, code="def f(): return 0\n# more", credit=1.0, advantage=0.71, feedback="got 0")
@@ -374,7 +346,7 @@ def test_a_drawing_shows_the_numbers_the_feedback_and_what_was_left_out():
 
 def test_a_drawing_cannot_steer_a_terminal():
     tree = Node(0, children=[Node(1, code="\x1b[2J\ud800 é")])
-    assert draw(tree).endswith("|-- \\x1b[2J\\ud800 é") or "`-- \\x1b[2J\\ud800 é" in draw(tree)
+    assert draw(tree).endswith("`-- \\x1b[2J\\ud800 é")
 
 
 @pytest.mark.parametrize("ids", [True, False])
@@ -389,15 +361,3 @@ def test_a_tree_is_plain_json_and_comes_back(ids):
     for node, old in zip(walk(back), walk(tree), strict=True):
         assert node.completion_ids == (old.completion_ids if ids else [])
         assert (node.text, node.prompt, node.reward) == (old.text, old.prompt, old.reward)
-
-
-def test_d42_roles_alternate_and_no_message_is_a_system_message():
-    """Some chat templates refuse a system role, or two messages of one role in a row."""
-    messages = T.first_messages(SimpleNamespace(prompt="Write f."))
-    for turn in range(3):
-        assert [m["role"] for m in messages] == ["user", *["assistant", "user"] * turn]
-        messages = T.refinement_messages(messages, f"answer {turn}", f"feedback {turn}")
-    text = " ".join(m["content"] for m in messages)
-    assert all(
-        text.count(f"{kind} {turn}") == 1 for turn in range(3) for kind in ("answer", "feedback")
-    )
