@@ -120,8 +120,8 @@ def grpo_loss(
     norm "token":    w = 1 / denominator                          denominator: tokens
     norm "constant": w = 1 / denominator (Dr. GRPO)               denominator: rows * a fixed length
 
-    logp, old_logp, ref_logp and mask are (B, C); advantages and weights (ours: one factor for each
-    row) are (B,). Only logp gets a gradient. old_logp=None: the model has not changed since it
+    logp, old_logp, ref_logp and mask are (B, C); advantages and weights are (B,). weights (ours): a
+    factor for each row, as to give every turn the same say. Only logp gets a gradient. old_logp=None: the model has not changed since it
     sampled, so rho is 1. The advantages of a group sum to 0, so the loss is then about 0, but
     its gradient is not: a loss of 0 does not mean that nothing is learned.
 

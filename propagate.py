@@ -69,7 +69,7 @@ def propagate(tree: Any, rule: str = "mars", turns: int | None = None, gamma: fl
     nodes = [tree]
     for node in nodes:  # the list grows until it holds every node
         nodes += node.children
-    for node in reversed(nodes):  # children first: a rule may read their credit
+    for node in reversed(nodes):  # children first: a rule of your own may read their credit
         node.credit = rules[rule](node)
 
 
