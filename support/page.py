@@ -6,11 +6,16 @@ In: trees.jsonl of a run. Out: one file that needs no other, runs no script. Nee
     python tree.py runs/x/trees.jsonl [--step N] [--width K]      the same trees as text
 """
 
+import signal
+import sys
+
+if __name__ == "__main__":  # above the other imports: Ctrl-C costs one line at any moment
+    signal.signal(signal.SIGINT, lambda *_: sys.exit("\npage: stopped"))
+
 import argparse
 import html
 import json
 import os
-import sys
 from pathlib import Path
 
 from tree import Node, draw, from_dict, title
@@ -21,10 +26,7 @@ HEAD = """<!doctype html><meta charset="utf-8"><title>Rollout trees</title>
 <style>
 body { font: 14px sans-serif; margin: 2em }
 details details { margin-left: 1.5em }
-summary { cursor: pointer }
-.solved { color: #070 }
-.failed { color: #a00 }
-.pruned { opacity: .5 }
+.solved { color: #070 } .failed { color: #a00 } .pruned { opacity: .5 }
 pre { background: #f4f4f4; padding: .5em; white-space: pre-wrap }
 </style>
 """

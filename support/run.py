@@ -1,6 +1,7 @@
 """What a long run needs besides the method: files, a folder of its own, a checkpoint, signals.
 
     write, json_lines          files that are replaced in one step, never half-written
+    check_hub                  whether the hub can be reached, if it is needed
     check_folder, claim        the output folder, which belongs to one run at a time
     read_settings              what the run in a folder was begun with
     save, load, cut_log        one checkpoint: a killed run goes on from it, bit for bit
@@ -25,10 +26,7 @@ from support import ranks
 
 
 def write(path: Path, text: str) -> None:
-    """Write an ASCII text file under another name, then put it in the old one's place.
-
-    So a kill at any moment leaves the old file or the new one, whole.
-    """
+    """Replace an ASCII text file: a kill at any moment leaves the old one or the new one, whole."""
     new = path.with_name(path.name + ".new")
     with open(new, "w", encoding="ascii") as file:
         file.write(text)
@@ -51,7 +49,23 @@ def flush(file: Any) -> None:
     os.fsync(file.fileno())
 
 
-# The output folder
+# What a start needs: the hub, the output folder
+
+
+def check_hub(name: str, kind: str) -> None:
+    """ValueError if a "model" or "dataset" must come from the hub, and the hub is out of reach.
+
+    It is one request; the libraries' own retries take a minute.
+    """
+    from transformers.utils.hub import constants, get_session  # here, because it loads slowly
+
+    cached = Path(constants.HF_HUB_CACHE, f"{kind}s--{name.replace('/', '--')}")
+    if not Path(name).is_dir() and not cached.exists():
+        try:
+            get_session().head(constants.ENDPOINT, timeout=10)
+        except Exception as error:  # of whatever library huggingface_hub uses
+            where = f"{kind} {name!r} is neither here nor in the cache of Hugging Face"
+            raise ValueError(f"{where}, and the hub is out of reach ({error})") from error
 
 
 def check_folder(config: Any) -> Path:
@@ -107,9 +121,7 @@ def claim(folder: Path) -> Any:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         lock.close()
-        raise ValueError(
-            f"--output {folder}: another run is writing there; name another folder"
-        ) from None
+        raise ValueError(f"--output {folder}: another run is writing there") from None
     return lock
 
 

@@ -205,7 +205,7 @@ class State:
             self.tokenizer.save_pretrained(folder)
 
     def keep_best(self) -> None:
-        """Keep the model in best/ if none before it, but for the first model, has solved as many."""
+        """Keep the model in best/ unless an earlier one has solved as many (the first apart)."""
         solved = {step: s["Iter-k"]["all"][-1]["value"] for step, s in self.evaluations.items()}
         earlier = [solved[step] for step in solved if 0 < step < self.step]
         if self.step == 0 or solved[self.step] <= max(earlier, default=-1.0):

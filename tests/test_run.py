@@ -177,10 +177,10 @@ def test_a_second_signal_leaves_at_once_and_takes_the_workers_along(base, tmp_pa
 
 def test_of_two_signals_the_second_is_not_left_to_the_loop():
     with run.Signals() as signals:
-        assert signals.unless(lambda: 5) == 5
-        os.kill(os.getpid(), signal.SIGINT)  # outside of `unless`: the step goes on
+        assert signals.interruptible(lambda: 5) == 5
+        os.kill(os.getpid(), signal.SIGINT)  # outside of `interruptible`: the step goes on
         with pytest.raises(KeyboardInterrupt):
-            signals.unless(lambda: 1 / 0)  # and nothing new is begun
+            signals.interruptible(lambda: 1 / 0)  # and nothing new is begun
         with pytest.raises(SystemExit) as left_at:
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(10)
