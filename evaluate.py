@@ -363,7 +363,7 @@ def read_samples(path: Path, problems: list[Problem]) -> Rows:
         outcomes(problems, rows)  # what can be counted is not damaged
         return rows
     except Exception as error:  # a file may hold anything
-        raise ValueError(f"{path} is damaged ({error!r}): name a new --output") from None
+        raise ValueError(f"{path} is damaged ({error!r:.200}): name a new --output") from None
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -113,7 +113,7 @@ def main(arguments: list[str]) -> None:
                 print(__doc__, file=sys.stderr)
                 sys.exit(2)
     except Exception as error:  # a file may hold anything
-        sys.exit(f"compare: {name} is no result of evaluate.py that can be used ({error!r})")
+        sys.exit(f"compare: {name} is no result of evaluate.py that can be used ({error!r:.200})")
 
 
 if __name__ == "__main__":

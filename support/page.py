@@ -64,14 +64,18 @@ def unfoldable(node: Node) -> str:
 
 def load_trees(path: str, step: int | None) -> list[tuple[int, Node]]:
     """The trees of a file and their steps; no half last line. Another file ends the program."""
+    trees: list[tuple[int, Node]] = []
     try:
-        rows = [json.loads(line) for line in Path(path).read_text("utf-8").split("\n")[:-1]]
-        trees = [(int(row["step"]), from_dict(row)) for row in rows]
-        page(trees)  # what can be shown is a tree
+        for line in Path(path).read_text("utf-8").split("\n")[:-1]:
+            row = json.loads(line)
+            tree = (int(row["step"]), from_dict(row))
+            page([tree])  # what can be shown is a tree
+            trees.append(tree)
     except OSError as error:
         sys.exit(f"{path} cannot be read: {error.strerror}")
     except Exception as error:  # a file may hold anything
-        sys.exit(f"{path} is no trees.jsonl of murphy.py: {error!r:.200}")
+        where = f"{path} is no trees.jsonl of murphy.py: line {len(trees) + 1}"
+        sys.exit(f"{where}: {error!r:.200}")
     found = [(at, tree) for at, tree in trees if step in (None, at)]
     if not found:
         missing = "whole line yet" if step is None else f"step {step}"

@@ -191,12 +191,12 @@ def cut_log(path: Path, step: int, every: bool = False) -> list[dict[str, Any]]:
         except (ValueError, KeyError, TypeError, RecursionError):
             if number < len(lines):
                 raise ValueError(
-                    f"line {number} of {path} is no line of this log: the run cannot go on from it"
+                    f"line {number} of {path} is no line of this log: mend or remove it, then go on"
                 ) from None
     if every and [row["step"] for row in rows] != list(range(step)):
         raise ValueError(
-            f"{path} holds {len(rows)} of the {step} steps before the checkpoint: it has lost "
-            "lines, and the run cannot go on from it"
+            f"{path} does not hold each of the {step} steps before the checkpoint once: "
+            "it has been changed, and the run cannot go on from it"
         )
     write(path, json_lines(rows))
     return rows

@@ -189,10 +189,9 @@ class Config:
             raise ValueError(f"--gamma must lie in [0, 1], got {self.gamma}")
         if not 0 <= self.clip_low <= 1:
             raise ValueError(f"--clip-low must lie in [0, 1], got {self.clip_low}")
-        if is_toy and self.limit:
-            raise ValueError(
-                f"--limit has no effect with the toy world {self.problems}: it never ends"
-            )
+        for name in ("limit", "eval_problems"):
+            if is_toy and getattr(self, name):
+                raise ValueError(f"{flag(name)} has no effect with the toy world {self.problems}")
         if not self.model and not is_toy:
             worlds = " and ".join(toy.WORLDS)
             raise ValueError(f"--model is missing: only {worlds} bring a model of their own")

@@ -309,7 +309,7 @@ def test_a_log_that_has_lost_lines_is_named_and_not_gone_on_from(small):
     folder = murphy.train(small("run", steps=2, eval_every=0))
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     (folder / "metrics.jsonl").write_text(lines[1] + "\n")
-    with pytest.raises(ValueError, match="metrics.jsonl holds 1 of the 2 steps"):
+    with pytest.raises(ValueError, match="metrics.jsonl does not hold each of the 2 steps"):
         murphy.train(small("run", steps=3, resume=True))
 
 
