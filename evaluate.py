@@ -10,13 +10,16 @@ In: a model, and problems. Out: samples.jsonl (a row per attempt), result.json, 
 Needs torch, transformers, numpy, tree.py, executor.py and support/.
 """
 
-import os
 import signal
 import sys
 
-if __name__ == "__main__":  # at the top, because the imports take seconds
-    STOPPED = b"\nevaluate.py: stopped; the same command goes on with what is missing\n"
-    signal.signal(signal.SIGINT, lambda *_: sys.exit(os.write(2, STOPPED) and 130))
+if __name__ == "__main__":  # above the other imports: Ctrl-C costs one line at any moment
+
+    def stop(*_: object) -> None:
+        print("\nevaluate.py: stopped; the same command goes on", file=sys.stderr)
+        sys.exit(130)
+
+    signal.signal(signal.SIGINT, stop)
 
 import json
 import math
@@ -25,6 +28,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import chain
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -37,10 +41,11 @@ import executor
 from support import toy
 from support.problems import Problem, distinct, fingerprint, load_problems
 from support.ranks import gather, join
-from support.run import json_lines, read_settings, write
-from support.sampling import Sampler, check_model, encode, load_model, pick_device
+from support.run import check_hub, check_writable, json_lines, read_settings, write
+from support.sampling import Sampler, check_model, load_model, pick_device
 from support.settings import at_least, option, parse
-from tree import build_trees, first_messages, walk
+from support.state import check_fit
+from tree import build_trees, walk
 
 Rows = list[dict[str, Any]]  # one per attempt
 FROM_NODE = ("turn", "prompt", "text", "code", "status", "reward", "solved", "public_passed")
@@ -48,10 +53,9 @@ FROM_NODE += ("truncated", "unexpanded", "feedback")
 
 
 def iterate(problems: list, sample: Callable, execute: Callable, iterations: int) -> list[list]:
-    """One chain (list of Nodes) per problem, `iterations` at most: a tree with groups of one."""
-    ended = attrgetter("public_passed")  # a user could see no other tests
-    trees = build_trees(problems, sample, execute, iterations, group_size=1, stop=ended)
-    return [list(walk(tree)) or [tree] for tree in trees]  # the root alone: no room for the prompt
+    """One chain (list of Nodes) per problem: a tree with groups of one. Without room: its root."""
+    trees = build_trees(problems, sample, execute, iterations, 1, stop=attrgetter("public_passed"))
+    return [list(walk(tree)) or [tree] for tree in trees]
 
 
 def attempts(
@@ -67,9 +71,9 @@ def attempts(
         kinds.append(("control", control, 1, samples * iterations))
     rows = []
     for kind, sampler, turns, n in kinds:
-        copies = [problem for problem in problems for _ in range(n)]
-        for i, chain in enumerate(iterate(copies, sampler, execute, turns)):
-            for node in chain:
+        copies = [problems[i // n] for i in range(n * len(problems))]
+        for i, nodes in enumerate(iterate(copies, sampler, execute, turns)):
+            for node in nodes:
                 row = {"task_id": copies[i].id, "kind": kind, "sample": i % n}
                 row |= {name: getattr(node, name) for name in FROM_NODE}
                 rows.append(row | {"tokens": len(node.completion_ids)})
@@ -255,8 +259,8 @@ class EvalConfig:
             if getattr(self, name) is None:
                 setattr(self, name, value)
 
-        name = f"runs/eval-{Path(self.model).name}-{Path(self.benchmark).stem}"
-        self.output = self.output or name
+        if not self.output:
+            self.output = f"runs/eval-{Path(self.model).name}-{Path(self.benchmark).stem}"
         at_least(self, iterations=1, samples=1, max_new_tokens=1, sample_tokens=1, limit=1)
         at_least(self, feedback_tests=1, chunk=1, temperature=0, timeout=1e-3)
         if not self.model:
@@ -280,6 +284,7 @@ def run(config: EvalConfig) -> None:
     settings = {k: v for k, v in asdict(config).items() if k not in ("device", "output")}
     check_folder(folder, settings)
     check_model(config.model)
+    check_hub(config.model, "model")
     executor.self_check()
     problems = find_problems(config)
     model, sample, control = load_samplers(config, problems)
@@ -287,7 +292,6 @@ def run(config: EvalConfig) -> None:
     settings["weights"] = zlib.crc32(repr(sample_of_weights).encode())  # same path, other model?
     settings["problems"] = fingerprint(problems)
     check_folder(folder, settings)
-
     rows = read_samples(folder / "samples.jsonl", problems)
     done = gather(len({row["task_id"] for row in rows}))[0]  # as rank 0 read it
     if rank == 0:
@@ -301,7 +305,7 @@ def run(config: EvalConfig) -> None:
         torch.manual_seed(zlib.crc32(f"{config.seed} {start}".encode()))
         chunk = problems[start : start + config.chunk]  # for some ranks, the last one is empty
         mine = attempts(chunk, sample, execute, config.iterations, config.samples, control)
-        rows += [row for share in gather(mine) for row in share]
+        rows += chain.from_iterable(gather(mine))
         if rank == 0:
             write(folder / "samples.jsonl", json_lines(rows))  # whole chunks only
         done = min(first + ranks * config.chunk, len(problems))
@@ -315,12 +319,13 @@ def run(config: EvalConfig) -> None:
 
 def check_folder(folder: Path, settings: dict[str, Any]) -> None:
     """ValueError unless the folder is new or empty, or holds a run with these settings."""
-    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+    check_writable(folder)
+    if not folder.exists() or not any(folder.iterdir()):
         return
     try:
         old = read_settings(str(folder))
     except ValueError:
-        old = {}  # a file, or another program's folder
+        old = {}
     if not settings.keys() <= old.keys():
         raise ValueError(f"{folder} holds something that is no evaluation; name a new --output")
     changed = [f"{k} ({old[k]} there, {v} now)" for k, v in settings.items() if old[k] != v]
@@ -332,9 +337,9 @@ def find_problems(config: EvalConfig) -> list[Problem]:
     """The problems that the settings ask for; `load_problems` says which were left out, and why."""
     if config.benchmark in toy.WORLDS:
         return distinct(toy.problems(config.benchmark, "test", config.limit))
-    names = ("limit", "version", "start_date", "end_date")
-    options = {name: getattr(config, name) for name in names}
-    found = distinct(load_problems(config.benchmark, **options, execute=executor.run_many))
+    asked = ("limit", "version", "start_date", "end_date")
+    request = {name: getattr(config, name) for name in asked}
+    found = load_problems(config.benchmark, **request, execute=executor.run_many)
     return [replace(problem, public_tests=[]) for problem in found] if config.oracle else found
 
 
@@ -344,12 +349,8 @@ def load_samplers(config: EvalConfig, problems: list[Problem]) -> tuple:
     names = ("max_new_tokens", "sample_tokens", "enable_thinking")
     options = {name: getattr(config, name) for name in names}
     sample = Sampler(model, tokenizer, temperature=config.temperature, **options)
-    control = Sampler(model, tokenizer, temperature=config.temperature or 0.8, **options)
-    prompts = [encode(tokenizer, first_messages(p), config.enable_thinking) for p in problems]
-    length = min(map(len, prompts)) + config.max_new_tokens
-    if length > sample.context:
-        asked = f"the shortest prompt and --max-new-tokens make {length} tokens"
-        raise ValueError(f"{asked}: the model reads {sample.context}")
+    check_fit(sample, problems)
+    control = replace(sample, temperature=config.temperature or 0.8)
     return model, sample, control if config.control else None
 
 
@@ -362,7 +363,7 @@ def read_samples(path: Path, problems: list[Problem]) -> Rows:
         outcomes(problems, rows)  # what can be counted is not damaged
         return rows
     except Exception as error:  # a file may hold anything
-        raise ValueError(f"{path} is damaged ({error!r}): name a new --output") from None
+        raise ValueError(f"{path} is damaged ({error!r:.200}): name a new --output") from None
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -14,11 +14,11 @@ metrics.jsonl, trees.jsonl, evaluation.json, curves.png and a checkpoint.
 import signal
 import sys
 
-if __name__ == "__main__":  # the imports take seconds: Ctrl-C then prints one line, no traceback
+if __name__ == "__main__":  # above the other imports: Ctrl-C costs one line at any moment
 
     def stop(*_: object) -> None:
-        print("murphy.py: stopped before the run began", file=sys.stderr)
-        sys.exit(128 + signal.SIGINT)
+        print("\nmurphy.py: stopped", file=sys.stderr)
+        sys.exit(130)
 
     signal.signal(signal.SIGINT, stop)
 
@@ -26,7 +26,8 @@ import json
 import math
 import shlex
 from contextlib import closing, nullcontext
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ from propagate import group_advantages, inter_prune, intra_prune, propagate
 from support import ranks, toy
 from support.metrics import describe, plot, timed
 from support.packing import micro_batches, rows_logprobs
-from support.run import Signals, check_folder, claim, read_settings
+from support.run import Signals, check_folder, check_hub, claim, read_settings
 from support.sampling import autocast, check_model, pick_device
 from support.settings import FITTING, Config, flag, parse
 from support.state import State, listed_data, toy_data, trees_of_all
@@ -56,7 +57,7 @@ def loop(state: State, signals: Signals) -> None:
         # 1. Sample G programs for each problem of the step.
         # 2. Run each against the problem's tests: its reward, and feedback on it.
         # 3. Pair every failure with its feedback and sample again, for S turns: rollout trees.
-        trees = signals.unless(grow, state)  # Ctrl-C leaves `grow`; during 7 it waits for this
+        trees = signals.interruptible(grow, state)  # Ctrl-C ends this at once, but 7 is finished
         # 4. Credit: send the rewards of later attempts back to the earlier ones.
         # 5. Prune: keep the groups, and in them the attempts, whose credits differ most.
         # 6. Advantages: compare each attempt with its siblings.
@@ -144,7 +145,7 @@ def update(
         if not math.isfinite(norms[-1]):
             raise FloatingPointError(f"the gradient is not finite (norm {norms[-1]})")
         optimizer.step()
-    of_all = [part for stats_of_rank in ranks.gather(stats) for part in stats_of_rank]
+    of_all = list(chain.from_iterable(ranks.gather(stats)))
     means = mean_stats(of_all) if of_all else dict.fromkeys(STATS, 0.0)
     return {**means, "grad_norm": max(norms), "optimizer_steps": len(steps)}
 
@@ -225,7 +226,7 @@ def report(state: State, trees: list[Node], numbers: dict[str, float]) -> None:
     """Log a step, print its line, and count it: a resumed run does not repeat it."""
     config, step = state.config, state.step
     log_trees = config.log_trees_every > 0 and step % config.log_trees_every == 0
-    trees = trees_of_all(trees, log_trees)
+    trees = trees_of_all(trees)
     nodes = [node for tree in trees for node in walk(tree)]
     kept = [node for node in nodes if node.kept]
     line = {"step": step, **describe(trees, kept, config.turns), **numbers, **state.seconds}
@@ -255,9 +256,9 @@ def evaluate_and_save(state: State, signals: Signals) -> None:
         torch.manual_seed(config.seed + ranks.rank())
         mine = state.held_out[ranks.rank() :: ranks.count()]
         k = config.eval_iterations
-        rows = signals.unless(attempts, mine, state.eval_sample, state.execute, k)
-        everyone = [row for share in ranks.gather(rows) for row in share]
-        summary = summarise(state.held_out, everyone, k)
+        rows = signals.interruptible(attempts, mine, state.eval_sample, state.execute, k)
+        rows_of_all = list(chain.from_iterable(ranks.gather(rows)))
+        summary = summarise(state.held_out, rows_of_all, k)
         state.evaluations[step] = summary
         state.write("evaluation.json", state.evaluations)
         solved = [100 * score["value"] for score in summary["Iter-k"]["all"]]
@@ -269,26 +270,32 @@ def evaluate_and_save(state: State, signals: Signals) -> None:
 
 
 def finish(state: State) -> None:
-    """The model, and what it has learned: tables before and after, a tree, the curves."""
+    """The model, and what it has learned: tables before and after, the curves, a tree."""
     state.save_model(state.folder)
     if ranks.rank() > 0:
         return
     steps = state.config.steps
-    helpful = None  # the last tree in which credit came from below
-    path = state.folder / "trees.jsonl"
-    for line in path.read_text(encoding="ascii").splitlines() if path.exists() else []:
-        tree = from_dict(json.loads(line))
-        if any(node.credit > node.reward for node in tree.children):
-            helpful = tree
-    if helpful:
-        print("\nA tree in which feedback helped: an attempt failed; its credit came from below.\n")
-        print(draw(helpful, width=3))
     print(f"\nBefore: {len(state.held_out)} held-out problems, percent solved, 95% interval")
     print(table(state.evaluations[0]))
     print(f"\nAfter {steps} steps\n{table(state.evaluations[steps])}")
-    if steps:
-        print("\n" + plot(state.folder))
+    try:
+        if steps:
+            print(f"\n{plot(state.folder)}")
+        show_helpful_tree(state.folder / "trees.jsonl")
+    except Exception as error:  # the run is whole; only its logs cannot be shown
+        print(f"\nNot shown, since a log holds what this run did not write: {error!r:.200}")
     print(f"\nEverything is in {state.folder}")
+
+
+def show_helpful_tree(path: Path) -> None:
+    """Print the last logged tree in which credit came from below, if there is one."""
+    lines = path.read_text(encoding="ascii").splitlines() if path.exists() else []
+    for line in reversed(lines):
+        tree = from_dict(json.loads(line))
+        if any(node.credit > node.reward for node in tree.children):
+            print("\nA tree in which feedback helped: what failed has credit from below.\n")
+            print(draw(tree, width=3))
+            return
 
 
 def train(config: Config) -> Path:
@@ -297,18 +304,15 @@ def train(config: Config) -> Path:
     folder = check_folder(config)
     if config.model:
         check_model(config.model)
+        check_hub(config.model, "model")
     ranks.join(device)
     folder = Path(ranks.gather(str(folder))[0])
     executor.self_check()
     data = toy_data(config) if config.problems in toy.WORLDS else listed_data(config)
-    chosen = ", ".join(f"{flag(name)} {getattr(config, name)}" for name in FITTING)
-    print(
-        f"MURPHY on {config.problems}: credit {config.credit}, S={config.turns}, "
-        f"G={config.group_size}, seed {config.seed}, device {device}, processes {ranks.count()}, "
-        f"held-out problems {len(data[1])}; output in {folder}\n"
-        f"settings that depend on the model: {chosen}",
-        flush=True,
-    )
+    names = ("problems", "credit", "turns", "group_size", "seed", *FITTING)
+    chosen = ", ".join(f"{flag(name)} {getattr(config, name)}" for name in names)
+    where = f"device {device}, processes {ranks.count()}, output in {folder}"
+    print(f"{chosen}\n{len(data.held_out)} held-out problems, {where}", flush=True)
     state = State(config, folder, device, data)
 
     lock = claim(folder) if ranks.rank() == 0 else nullcontext()
@@ -322,11 +326,8 @@ def train(config: Config) -> Path:
             signals.check()
         except KeyboardInterrupt as signalled:
             state.checkpoint()
-            print(
-                f"stopped after {state.step} of {config.steps} steps; to go on: python murphy.py "
-                f"--output {shlex.quote(str(folder))} --resume",
-                flush=True,
-            )
+            command = f"python murphy.py --output {shlex.quote(str(folder))} --resume"
+            print(f"stopped after {state.step} of {config.steps} steps; to go on: {command}")
             raise SystemExit(128 + signalled.args[0]) from None
     return folder
 
@@ -338,17 +339,14 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         given = parse(Config, arguments, __doc__)
         saved = read_settings(given.get("output", "")) if given.get("resume") else {}
-        strange = saved.keys() - {setting.name for setting in fields(Config)}
-        if strange:
-            raise ValueError(f"--resume: settings.json is of another program: {sorted(strange)}")
-        train(Config(**{**saved, **given}))
+        try:
+            config = Config(**{**saved, **given})
+        except TypeError as error:  # a name or a type that was never written by this program
+            raise ValueError(f"--resume: settings.json is of another program ({error})") from error
+        train(config)
     except (ValueError, OSError, RuntimeError, ArithmeticError) as error:
         sys.exit(f"murphy.py: {error}")
-    except KeyboardInterrupt:
-        print("\nmurphy.py: stopped", file=sys.stderr)
-        sys.exit(128 + signal.SIGINT)
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # from here on main answers
     main()

@@ -64,8 +64,8 @@ def find(
         day = str(row.get("contest_date") or "")[:10]  # a datetime, too, begins with its date
         is_wanted = (start_date or "") <= day <= (end_date or "9999")
         if form == "mbpp":
-            default = "all" if row.get("test") else "test"  # only MBPP+ has this field
-            first, last = MBPP_IDS[split or default]
+            is_plus = bool(row.get("test"))
+            first, last = MBPP_IDS[split or ("all" if is_plus else "test")]
             is_wanted = is_wanted and first <= int(row["task_id"]) <= last
         return convert(form, row) if is_wanted else None
 
@@ -83,7 +83,9 @@ def recognise(rows: list) -> str:
 
 def hub_rows(name: str, split: str | None, version: str | None) -> Any:
     """The rows of a set on the hub. ValueError, in one sentence, if that fails."""
-    import datasets  # here, because it is slow to import and files do without it
+    import datasets  # here, because both are slow to import and files do without them
+
+    from support.run import check_hub
 
     form, address, configuration, default = HUB[name]
     request = {"path": address, "name": configuration, "split": default}
@@ -99,6 +101,7 @@ def hub_rows(name: str, split: str | None, version: str | None) -> Any:
         addresses = [f"hf://datasets/{address}/{file}" for file in files]
         request = {"path": "json", "data_files": addresses, "split": default}
     try:
+        check_hub(address, "dataset")
         return datasets.load_dataset(**request)
     except Exception as error:
         why = f"{type(error).__name__}: {error}".partition("\n")[0][:200]
@@ -238,10 +241,9 @@ def _first_constant(line: str) -> str:
 
 def _constant(text: str) -> str:
     """A constant as Python shows it, or "" for any other text."""
-    try:
+    with contextlib.suppress(SyntaxError, ValueError, TypeError):
         return repr(ast.literal_eval(text.strip()))
-    except (SyntaxError, ValueError, TypeError):
-        return ""
+    return ""
 
 
 class _Text(pickle.Unpickler):

@@ -7,12 +7,11 @@ In: what evaluate.py has written. Out: a table of paired differences with 95% in
 McNemar's p; or FOLDER/human-eval-K.jsonl, what stands after K attempts, for each K. Needs numpy.
 """
 
-import os
 import signal
 import sys
 
-if __name__ == "__main__":  # at the top, because the imports take seconds
-    signal.signal(signal.SIGINT, lambda *_: os._exit(os.write(2, b"\ncompare: stopped\n") and 130))
+if __name__ == "__main__":  # above the other imports: Ctrl-C costs one line at any moment
+    signal.signal(signal.SIGINT, lambda *_: sys.exit("\ncompare: stopped"))
 
 import json
 import math
@@ -114,7 +113,7 @@ def main(arguments: list[str]) -> None:
                 print(__doc__, file=sys.stderr)
                 sys.exit(2)
     except Exception as error:  # a file may hold anything
-        sys.exit(f"compare: {name} is no result of evaluate.py that can be used ({error!r})")
+        sys.exit(f"compare: {name} is no result of evaluate.py that can be used ({error!r:.200})")
 
 
 if __name__ == "__main__":

@@ -5,12 +5,11 @@ Out: a dict, for one line of metrics.jsonl; a picture, curves.png, and a short t
 Needs tree.py, numpy, matplotlib. Shown by: python -m support.metrics runs/x
 """
 
-import os
 import signal
 import sys
 
-if __name__ == "__main__":  # at the top, because the imports take a while
-    signal.signal(signal.SIGINT, lambda *_: os._exit(os.write(2, b"\nmetrics: stopped\n") and 130))
+if __name__ == "__main__":  # above the other imports: Ctrl-C costs one line at any moment
+    signal.signal(signal.SIGINT, lambda *_: sys.exit("\nmetrics: stopped"))
 
 import json
 import math
@@ -120,10 +119,10 @@ def plot(folder: Path) -> str:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
-        sys.exit("usage: python -m support.metrics FOLDER (expected the folder of a run)")
     try:
-        print(plot(Path(sys.argv[1])))
+        [name] = sys.argv[1:]
+        print(plot(Path(name)))
     except Exception as error:  # the files may hold anything
+        given = " ".join(sys.argv[1:])
         reason = f"{type(error).__name__}: {error}"
-        sys.exit(f"metrics: {sys.argv[1]}: expected the folder of a run ({reason})")
+        sys.exit(f"metrics: {given}: expected the folder of a run ({reason})")

@@ -6,11 +6,16 @@ In: trees.jsonl of a run. Out: one file that needs no other, runs no script. Nee
     python tree.py runs/x/trees.jsonl [--step N] [--width K]      the same trees as text
 """
 
+import signal
+import sys
+
+if __name__ == "__main__":  # above the other imports: Ctrl-C costs one line at any moment
+    signal.signal(signal.SIGINT, lambda *_: sys.exit("\npage: stopped"))
+
 import argparse
 import html
 import json
 import os
-import sys
 from pathlib import Path
 
 from tree import Node, draw, from_dict, title
@@ -21,10 +26,7 @@ HEAD = """<!doctype html><meta charset="utf-8"><title>Rollout trees</title>
 <style>
 body { font: 14px sans-serif; margin: 2em }
 details details { margin-left: 1.5em }
-summary { cursor: pointer }
-.solved { color: #070 }
-.failed { color: #a00 }
-.pruned { opacity: .5 }
+.solved { color: #070 } .failed { color: #a00 } .pruned { opacity: .5 }
 pre { background: #f4f4f4; padding: .5em; white-space: pre-wrap }
 </style>
 """
@@ -62,14 +64,18 @@ def unfoldable(node: Node) -> str:
 
 def load_trees(path: str, step: int | None) -> list[tuple[int, Node]]:
     """The trees of a file and their steps; no half last line. Another file ends the program."""
+    trees: list[tuple[int, Node]] = []
     try:
-        rows = [json.loads(line) for line in Path(path).read_text("utf-8").split("\n")[:-1]]
-        trees = [(int(row["step"]), from_dict(row)) for row in rows]
-        page(trees)  # what can be shown is a tree
+        for line in Path(path).read_text("utf-8").split("\n")[:-1]:
+            row = json.loads(line)
+            tree = (int(row["step"]), from_dict(row))
+            page([tree])  # what can be shown is a tree
+            trees.append(tree)
     except OSError as error:
         sys.exit(f"{path} cannot be read: {error.strerror}")
     except Exception as error:  # a file may hold anything
-        sys.exit(f"{path} is no trees.jsonl of murphy.py: {error!r:.200}")
+        where = f"{path} is no trees.jsonl of murphy.py: line {len(trees) + 1}"
+        sys.exit(f"{where}: {error!r:.200}")
     found = [(at, tree) for at, tree in trees if step in (None, at)]
     if not found:
         missing = "whole line yet" if step is None else f"step {step}"

@@ -6,19 +6,23 @@ Needs: the standard library; executor.py where programs are to be run.
 Run: python -m support.problems examples/own_problems.jsonl
 """
 
-import argparse
+import signal
+import sys
+
+if __name__ == "__main__":  # above the other imports: Ctrl-C costs one line at any moment
+    signal.signal(signal.SIGINT, lambda *_: sys.exit("\nproblems: stopped"))
+
 import ast
-import contextlib
 import gzip
 import hashlib
 import json
 import math
 import random
-import sys
 import warnings
 import zlib
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -60,52 +64,45 @@ def load_problems(
     seed: int | None = None,
     execute: Callable[[list], list] | None = None,
     cache: str | Path | None = "~/.cache/murphy",
-    dropped: list | None = None,
     **request: str | None,
 ) -> list[Problem]:
     """The problems of a benchmark on the hub, or of a file (.jsonl or .json, also .gz).
 
     limit: the first `limit` rows, with a seed a shuffled sample; rows left out are not made up for.
     execute: executor.run_many, to check tests and references; its results are kept in `cache`.
-    dropped: a list that receives (row, reason) for what is left out.
     request: split, version, start_date and end_date of a benchmark, see benchmarks.find.
-    Raises ValueError or FileNotFoundError, one sentence, for a wrong request or if nothing is left.
+    ValueError or FileNotFoundError, one sentence: a wrong request, or no problem is left.
     """
     from support import benchmarks  # here, because it imports Problem from this file
 
-    if limit is not None and limit < 1:
-        raise ValueError(f"limit is {limit}: expected at least 1, or nothing for all problems")
     rows, form, make = benchmarks.find(str(source), **request)
     order = list(range(len(rows)))
     if seed is not None:
         random.Random(seed).shuffle(order)
     with warnings.catch_warnings(action="ignore"):  # about escapes in the strings of a data set
-        found, left_out = _convert(rows, order, limit, make)
+        found, left_out = convert(rows, order, limit, make)
     if execute is not None:
         if cache:
             execute = remembering(execute, Path(cache).expanduser() / "verdicts.json")
-        found = _verified(found, execute, left_out)
+        found = verified(found, execute, left_out)
     elif form == "humaneval":  # some docstring examples are wrong, and nothing has run them
         found = {row: replace(problem, public_tests=[]) for row, problem in found.items()}
 
-    left_out = [(row, " ".join(reason.split())[:300]) for row, reason in left_out]
-    if dropped is not None:
-        dropped += left_out
-    lines = [f"{source}: {len(found)} problems; of {len(rows)} rows {len(left_out)} left out"]
-    lines += [f"  left out: {row}: {reason}" for row, reason in left_out]
-    if not found:
-        sys.stderr.writelines(f"{line}\n" for line in lines[2:])  # the error tells the first reason
-        raise ValueError("; ".join(["no problem is left", *map(str.strip, lines[:2])]))
-    print(*lines, sep="\n", file=sys.stderr)
+    report = [f"{source}: {len(found)} problems; of {len(rows)} rows {len(left_out)} left out"]
+    for row, reason in left_out.items():
+        report.append(f"  left out: {row}: {' '.join(reason.split())[:300]}")
     oracle = sum(not problem.public_tests for problem in found.values())
-    print(f"  {oracle} without public tests: feedback tells of all tests (oracle)", file=sys.stderr)
+    report.append(f"  {oracle} without public tests: feedback tells of all tests (oracle)")
+    print(*report, sep="\n", file=sys.stderr)
+    if not found:
+        raise ValueError(f"no problem is left of the {len(rows)} rows of {source}")
     return distinct(list(found.values()))
 
 
-def _convert(rows: Any, order: list, limit: int | None, make: Callable) -> tuple[dict, list]:
-    """{row: problem}, and [(row, reason)] of the rows that cannot be one."""
+def convert(rows: Any, order: list, limit: int | None, make: Callable) -> tuple[dict, dict]:
+    """{row: problem}, and {row: reason} of the rows that cannot be one."""
     found: dict[str, Problem] = {}
-    left_out: list[tuple[str, str]] = []
+    left_out: dict[str, str] = {}
     for i in order:
         if len(found) + len(left_out) == limit:
             break
@@ -122,10 +119,10 @@ def _convert(rows: Any, order: list, limit: int | None, make: Callable) -> tuple
                 problem.id = problem.id or label
                 check(problem)
                 found[label] = problem
+        except KeyError as error:
+            left_out[label] = f"the field {error} is missing"
         except Exception as error:  # a row may hold anything, and costs no more than itself
-            deep, missing = "a test is nested too deep", f"the field {error} is missing"
-            why = {MemoryError: deep, KeyError: missing}
-            left_out.append((label, why.get(type(error)) or str(error) or type(error).__name__))
+            left_out[label] = str(error) or f"a test is too deep for Python: {error!r}"
     return found, left_out
 
 
@@ -140,7 +137,7 @@ def own(row: dict) -> Problem:
 
 
 def check(problem: Problem) -> None:
-    """Raise ValueError, in words, if a problem cannot be shown or scored."""
+    """ValueError, in words, if a problem cannot be shown or scored."""
     for item in fields(problem):
         value = getattr(problem, item.name)
         if not isinstance(value, item.type):
@@ -164,48 +161,50 @@ def check(problem: Problem) -> None:
     json.dumps(asdict(problem), ensure_ascii=False).encode()  # no file takes a lone surrogate
 
 
-def _verified(found: dict, execute: Callable, left_out: list) -> dict:
-    """Run an empty program and the reference of each problem, and keep what can be scored.
+def verified(found: dict, execute: Callable, left_out: dict) -> dict:
+    """The problems that can be scored; `left_out` gets a reason for each of the others.
 
-    A program gets three times the CPU seconds of the reference, if the run's limit is less.
+    A program that does nothing must fail, and the reference must pass. Every program may use three
+    times the CPU seconds of the reference, if the run allows less.
     """
     jobs = {}
     for row, problem in found.items():
-        jobs[row, "empty"] = (problem, "pass")
+        jobs[row, "nothing"] = (problem, "pass")
         if problem.reference is not None:
             patient = replace(problem, timeout=max(problem.timeout or 0, REFERENCE_TIMEOUT))
             jobs[row, "reference"] = (patient, problem.reference)
             for test in problem.public_tests:
                 if test not in problem.tests:
                     alone = replace(patient, tests=[test], public_tests=[])
-                    jobs[row, str(test)] = (alone, problem.reference)
+                    jobs[row, repr(test)] = (alone, problem.reference)
     results = dict(zip(jobs, execute(list(jobs.values())), strict=True))
 
     usable = {}
     for row, problem in found.items():
-        right = results.get((row, "reference"))
-        reason = _why_unusable(results[row, "empty"], right)
+        reference = results.get((row, "reference"))
+        reason = why_unusable(results[row, "nothing"], reference)
         if reason:
-            left_out.append((row, reason))
+            left_out[row] = reason
             continue
         usable[row] = problem
-        if right:
-            problem.timeout = max(problem.timeout or 0, math.ceil(3 * right.cpu_seconds)) or None
+        if reference:
+            seconds = max(problem.timeout or 0, math.ceil(3 * reference.cpu_seconds))
+            problem.timeout = seconds or None
         for test in problem.public_tests[:]:
-            result = results.get((row, str(test)))
-            if result and result.reward != 1:
-                print(f"{row}: not public, since the reference fails it: {test}", file=sys.stderr)
+            result = results.get((row, repr(test)))
+            if result and result.reward < 1:
                 problem.public_tests.remove(test)
+                print(f"{row}: not public, since the reference fails it: {test}", file=sys.stderr)
     return usable
 
 
-def _why_unusable(empty: Any, reference: Any) -> str:
+def why_unusable(nothing: Any, reference: Any) -> str:
     """Why a problem is left out, from the results of two programs; "" if it is not."""
-    if empty.status == "unscorable":
-        return empty.feedback
-    if empty.reward == 1:
+    if nothing.status == "unscorable":
+        return nothing.feedback
+    if nothing.reward == 1:
         return "a program that does nothing passes its tests"
-    if reference and reference.reward != 1:
+    if reference and reference.reward < 1:
         return f"its reference fails its tests ({reference.status}): {reference.feedback}"
     return ""
 
@@ -215,14 +214,14 @@ def remembering(execute: Callable, file: Path) -> Callable:
 
     def run(jobs: list) -> list:
         known: dict[str, dict] = {}
-        with contextlib.suppress(OSError, ValueError, AttributeError):  # no file of ours, or half
-            known = {k: v for k, v in json.loads(file.read_text()).items() if "cpu_seconds" in v}
+        with suppress(OSError, ValueError, TypeError):  # no file yet, or a damaged one
+            known |= json.loads(file.read_text())
         texts = [json.dumps([asdict(problem), code, sys.version]) for problem, code in jobs]
         keys = [hashlib.sha256(text.encode()).hexdigest() for text in texts]
         new = {key: job for key, job in zip(keys, jobs, strict=True) if key not in known}
         if new:
-            results = execute(list(new.values()))
-            known |= {key: asdict(result) for key, result in zip(new, results, strict=True)}
+            for key, result in zip(new, execute(list(new.values())), strict=True):
+                known[key] = asdict(result)
             # Not kept: a package that is installed later or a machine less busy may change them.
             kept = {k: v for k, v in known.items() if v["status"] not in ("unscorable", "timeout")}
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -253,9 +252,7 @@ def fingerprint(problems: list) -> int:
 def read_rows(path: Path) -> list:
     """The rows of a file; a line that is no JSON stands there as a ValueError."""
     if not path.is_file():
-        from support.benchmarks import HUB
-
-        raise FileNotFoundError(f"{path} is neither a file nor one of {', '.join(HUB)}")
+        raise FileNotFoundError(f"{path} is neither a file nor a known set, like humaneval or mbpp")
     lines = []
     try:
         with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as file:
@@ -277,14 +274,13 @@ def read_rows(path: Path) -> list:
     return rows[0] if len(rows) == 1 and isinstance(rows[0], list) else rows
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Check a file: what it holds, what is left out and why, and how its references do."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("file", help="a file of problems, or the name of a benchmark")
-    options = parser.parse_args(arguments)
+def main(arguments: list[str]) -> None:
+    """The command line: what a file holds, what is left out and why, how its references do."""
+    if len(arguments) != 1 or arguments[0].startswith("-"):
+        sys.exit("usage: python -m support.problems FILE (or the name of a benchmark)")
 
     def execute(jobs: list) -> list:
-        from executor import run_many
+        from executor import run_many  # here, because executor.py can do without this file
 
         results = run_many(jobs)
         for (problem, code), result in zip(jobs, results, strict=True):
@@ -294,17 +290,12 @@ def main(arguments: list[str] | None = None) -> int:
         return results
 
     try:
-        problems = load_problems(options.file, execute=execute, cache=None)
+        problems = load_problems(arguments[0], execute=execute, cache=None)
     except (OSError, ValueError) as error:
-        print(error, file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("\nproblems: stopped", file=sys.stderr)
-        return 130
+        sys.exit(f"problems: {error}")
     kinds = Counter(problem.kind for problem in problems)
     print(", ".join(f"{count} of kind {kind}" for kind, count in kinds.items()))
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main(sys.argv[1:])

@@ -1,9 +1,11 @@
 """What a long run needs besides the method: files, a folder of its own, a checkpoint, signals.
 
     write, json_lines          files that are replaced in one step, never half-written
-    check_folder, claim        an output folder that belongs to one run at a time
+    check_hub                  whether the hub can be reached, if it is needed
+    check_folder, claim        the output folder, which belongs to one run at a time
+    read_settings              what the run in a folder was begun with
     save, load, cut_log        one checkpoint: a killed run goes on from it, bit for bit
-    Signals                    Ctrl-C and SIGTERM: finish what must be finished, leave the rest
+    Signals                    Ctrl-C and SIGTERM: leave what can be done again, finish the rest
 
 Needs torch and support/ranks.py.
 """
@@ -24,7 +26,7 @@ from support import ranks
 
 
 def write(path: Path, text: str) -> None:
-    """Write a text file in ASCII; it is flushed, then takes the old one's place in one step."""
+    """Replace an ASCII text file: a kill at any moment leaves the old one or the new one, whole."""
     new = path.with_name(path.name + ".new")
     with open(new, "w", encoding="ascii") as file:
         file.write(text)
@@ -47,28 +49,53 @@ def flush(file: Any) -> None:
     os.fsync(file.fileno())
 
 
-# The output folder
+# What a start needs: the hub, the output folder
+
+
+def check_hub(name: str, kind: str) -> None:
+    """ValueError if a "model" or "dataset" must come from the hub, and the hub is out of reach.
+
+    It is one request; the libraries' own retries take a minute.
+    """
+    from transformers.utils.hub import constants, get_session  # here, because it loads slowly
+
+    cached = Path(constants.HF_HUB_CACHE, f"{kind}s--{name.replace('/', '--')}")
+    if not Path(name).is_dir() and not cached.exists():
+        try:
+            get_session().head(constants.ENDPOINT, timeout=10)
+        except Exception as error:  # of whatever library huggingface_hub uses
+            where = f"{kind} {name!r} is neither here nor in the cache of Hugging Face"
+            raise ValueError(f"{where}, and the hub is out of reach ({error})") from error
 
 
 def check_folder(config: Any) -> Path:
-    """The run's output folder, which is not made yet. ValueError: this run cannot have it."""
+    """The output folder of a run; `claim` will make it. ValueError: this run cannot have it."""
     if config.resume:
-        return Path(config.output)  # `read_settings` has found the run there
-    name = f"runs/{Path(config.problems).stem}-{config.credit}-seed{config.seed}"
-    folder, number = Path(config.output or name), 0
-    while not config.output and folder.exists():
-        number += 1
-        folder = Path(f"{name}-{number}")
-    empty = {"lock", "settings.json.new"}  # what a run leaves that was killed as it began
-    if folder.exists() and (not folder.is_dir() or {p.name for p in folder.iterdir()} - empty):
+        return Path(config.output)  # `read_settings` has found a run there
+    if config.output:
+        folder = Path(config.output)
+    else:
+        name = f"runs/{Path(config.problems).stem}-{config.credit}-seed{config.seed}"
+        folder, number = Path(name), 0
+        while folder.exists():
+            number += 1
+            folder = Path(f"{name}-{number}")
+    leftovers = {"lock", "settings.json.new"}  # of a run that was killed as it began
+    if folder.is_dir() and {path.name for path in folder.iterdir()} - leftovers:
         raise ValueError(
             f"--output {folder} holds something already: "
             "name a new or empty folder, or go on with its run by --resume"
         )
-    above = next(path for path in folder.absolute().parents if path.exists())
-    if not above.is_dir() or not os.access(above, os.W_OK):
-        raise ValueError(f"--output {folder} cannot be made: {above} is no folder to write into")
+    check_writable(folder)
     return folder
+
+
+def check_writable(folder: Path) -> None:
+    """ValueError if the folder is none, cannot be made, or takes no files."""
+    whole = folder.absolute()
+    existing = next(path for path in (whole, *whole.parents) if path.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        raise ValueError(f"--output {folder} cannot be used: {existing} is no folder to write into")
 
 
 def read_settings(output: str) -> dict[str, Any]:
@@ -94,9 +121,7 @@ def claim(folder: Path) -> Any:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         lock.close()
-        raise ValueError(
-            f"--output {folder}: another run is writing there; name another folder"
-        ) from None
+        raise ValueError(f"--output {folder}: another run is writing there") from None
     return lock
 
 
@@ -150,28 +175,28 @@ def load(folder: Path) -> dict[str, Any] | None:
 
 
 def cut_log(path: Path, step: int, every: bool = False) -> list[dict[str, Any]]:
-    """Cut from a log of JSON lines what was made at `step` or later; returns the lines that stay.
+    """Cut from a log what was made at `step` or later; returns the rows that stay.
 
-    A half-written last line goes, too: the run that goes on makes it again.
-    every: each step before must have a line. ValueError: one is missing, or a line is no line of
-    such a log; then the file stays as it is.
+    A half-written last line goes, too. The run that goes on makes all these lines again.
+    every: whether each step before must have a line. ValueError: one is missing, or a line is
+    strange; then the file stays as it is.
     """
-    lines = path.read_text(encoding="ascii", errors="replace").splitlines() if path.exists() else []
-    rows = []
+    text = path.read_text(encoding="ascii", errors="replace") if path.exists() else ""
+    lines, rows = text.splitlines(), []
     for number, line in enumerate(lines, 1):
         try:
             row = json.loads(line)
             if row["step"] < step:
                 rows.append(row)
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             if number < len(lines):
                 raise ValueError(
-                    f"line {number} of {path} is no line of this log: the run cannot go on from it"
+                    f"line {number} of {path} is no line of this log: mend or remove it, then go on"
                 ) from None
     if every and [row["step"] for row in rows] != list(range(step)):
         raise ValueError(
-            f"{path} holds {len(rows)} of the {step} steps before the checkpoint: it has lost "
-            "lines, and the run cannot go on from it"
+            f"{path} does not hold each of the {step} steps before the checkpoint once: "
+            "it has been changed, and the run cannot go on from it"
         )
     write(path, json_lines(rows))
     return rows
@@ -183,14 +208,14 @@ def cut_log(path: Path, step: int, every: bool = False) -> list[dict[str, Any]]:
 class Signals:
     """Ctrl-C and SIGTERM while a run is at work.
 
-    Work that can be done again (sampling, executing, evaluating) is left at once; it stands in
-    `unless`. Anything else, an optimizer step above all, is finished first. A second signal ends
-    the program at once.
+    A signal only asks the run to stop. Work that can be done again (sampling, executing,
+    evaluating) is called by `interruptible` and left at once. All other work, above all an
+    optimizer step, goes on to its end. A second signal ends the program at once.
     """
 
     def __init__(self) -> None:
         self.number = 0  # of the signal that came; 0: none
-        self.may_leave = False
+        self.may_leave = False  # whether `interruptible` work is being done
 
     def __enter__(self) -> "Signals":
         both = (signal.SIGINT, signal.SIGTERM)
@@ -202,26 +227,30 @@ class Signals:
             signal.signal(number, handler)
 
     def receive(self, number: int, _: Any) -> None:
+        """Python calls this, between two instructions of the run, when a signal comes."""
         if self.number:
             raise SystemExit(128 + number)
         self.number = number
-        # A print must not be entered twice; the signal may have come in the middle of one.
+        # Not print: the signal may have come in the middle of one, and it cannot be entered twice.
         os.write(2, b"\nstopping: the checkpoint is written first (once more: at once)\n")
         if self.may_leave:
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt  # `interruptible` catches it
 
-    def unless(self, work: Callable, *arguments: Any) -> Any:
-        """work(*arguments), left at once when a signal comes: KeyboardInterrupt on every rank."""
-        answer = None
+    def interruptible(self, work: Callable, *arguments: Any) -> Any:
+        """The value of work(*arguments), or KeyboardInterrupt if a signal came to any rank.
+
+        The rank that it came to leaves its work at once; the others finish theirs.
+        """
+        value = None
         try:
             self.may_leave = True
             if not self.number:
-                answer = work(*arguments)
+                value = work(*arguments)
             self.may_leave = False
         except KeyboardInterrupt:
             self.may_leave = False
         self.check()
-        return answer
+        return value
 
     def check(self) -> None:
         """KeyboardInterrupt(number) on every rank if a signal came to any of them."""

@@ -1,8 +1,9 @@
 """The settings of a training run, and how a dataclass of settings becomes a command line.
 
     Config               all settings of murphy.py, with their defaults and where they come from
-    option, at_least     a field with its help; bounds that are refused by the option's name
-    parse                what was given on the command line
+    option               a field of such a dataclass, with its help
+    at_least             refuses a value that is out of bounds, by the name of its option
+    parse                the options that were given on the command line
 
 Needs support/toy.py for the names of the toy worlds. evaluate.py has settings of its own.
 """
@@ -15,7 +16,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from support import toy
 
-HUGE = 1e9  # no setting has a use for more
+HUGE = 10**9  # no setting has a use for more
 
 
 def option(default: Any, help: str, group: str = "options") -> Any:
@@ -33,19 +34,19 @@ def flag(name: str) -> str:
 
 
 def at_least(settings: Any, **least: float) -> None:
-    """Refuse settings below their least values or absurdly large, by the name of their option.
+    """ValueError if a setting is below its least value, or absurdly large.
 
-    None is fine.
+    None is fine. The error names the option.
     """
     for name, low in least.items():
         value = getattr(settings, name)
         if value is not None and not value >= low:  # `not >=` refuses NaN, too
             raise ValueError(f"{flag(name)} must be at least {low}, got {value}")
         if value is not None and value > HUGE:
-            raise ValueError(f"{flag(name)} must be at most {HUGE:g}, got {value}")
+            raise ValueError(f"{flag(name)} must be at most {HUGE}, got {value}")
 
 
-class _Parser(argparse.ArgumentParser):
+class OneLineParser(argparse.ArgumentParser):
     def error(self, message: str) -> Any:
         """One line in place of argparse's whole usage text."""
         self.exit(2, f"{self.prog}: {message}. --help lists the options.\n")
@@ -57,7 +58,7 @@ def parse(kind: type, arguments: list[str] | None, description: str) -> dict[str
     kind: a dataclass whose fields are `option`s. A wrong option ends the program with one line and
     exit status 2.
     """
-    parser = _Parser(
+    parser = OneLineParser(
         usage="%(prog)s [options]",
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -72,13 +73,14 @@ def parse(kind: type, arguments: list[str] | None, description: str) -> dict[str
         text = setting.metadata["help"].replace("%", "%%")
         if setting.default not in (None, ""):
             text += f" (default: {setting.default})"
-        how = _argument(setting.type)
+        how = reader(setting.type)
         headings[heading].add_argument(flag(setting.name), dest=setting.name, help=text, **how)
     given = parser.parse_args(arguments)
-    return {s.name: getattr(given, s.name) for s in fields(kind) if hasattr(given, s.name)}
+    names = [setting.name for setting in fields(kind)]
+    return {name: getattr(given, name) for name in names if hasattr(given, name)}
 
 
-def _argument(kind: Any) -> dict[str, Any]:
+def reader(kind: Any) -> dict[str, Any]:
     """How argparse reads a value of this type: int, float, str, bool, Literal, or `int | None`."""
     if isinstance(kind, types.UnionType):
         kind = get_args(kind)[0]  # `int | None`: None means that the option is not given
@@ -89,13 +91,15 @@ def _argument(kind: Any) -> dict[str, Any]:
     return {"type": kind, "metavar": kind.__name__.upper()}
 
 
+# The headings of --help.
 method = partial(option, group="method")
 material = partial(option, group="model and problems")
 sampling = partial(option, group="sampling and executing")
 updating = partial(option, group="update")
 running = partial(option, group="run")
 
-FITTING = {  # what None stands for: (with the toy world's model, with any other)
+# What None stands for in these settings: (with the tiny model of a toy world, with any other).
+FITTING = {
     "problems_per_step": (8, 4),
     "steps": (150, 250),
     "temperature": (1.0, 1.0),
@@ -164,7 +168,7 @@ class Config:
     seed: int = running(0, "seed of everything random")
 
     def __post_init__(self) -> None:
-        """Fill in what fits, and refuse what cannot work by the name of its option."""
+        """Put the value that fits in place of None, and refuse what cannot work."""
         for name, (with_toy, with_real) in FITTING.items():
             if getattr(self, name) is None:
                 setattr(self, name, with_real if self.model else with_toy)
@@ -185,10 +189,9 @@ class Config:
             raise ValueError(f"--gamma must lie in [0, 1], got {self.gamma}")
         if not 0 <= self.clip_low <= 1:
             raise ValueError(f"--clip-low must lie in [0, 1], got {self.clip_low}")
-        if is_toy and self.limit:
-            raise ValueError(
-                f"--limit has no effect with the toy world {self.problems}: it never ends"
-            )
+        for name in ("limit", "eval_problems"):
+            if is_toy and getattr(self, name):
+                raise ValueError(f"{flag(name)} has no effect with the toy world {self.problems}")
         if not self.model and not is_toy:
             worlds = " and ".join(toy.WORLDS)
             raise ValueError(f"--model is missing: only {worlds} bring a model of their own")

@@ -1,7 +1,7 @@
-"""What the steps of a run share: data, models, samplers, and how far it has come.
+"""What the steps of a run share: problems, models, samplers, and how far the run has come.
 
-    State               made once; `checkpoint` and `go_on` keep it and bring it back
-    toy_data, listed_data    training problems for each step, and held-out ones
+    toy_data, listed_data    the problems of a run: for each step, and held out
+    State                    made once; `checkpoint` writes it down, `go_on` brings it back
 
 Needs torch, transformers and the files of support/.
 """
@@ -16,8 +16,9 @@ import zlib
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import lru_cache, partial
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import transformers
@@ -30,126 +31,119 @@ from support.sampling import Sampler, encode, load_model
 from support.settings import flag
 from tree import Node, first_messages, from_dict, to_dict
 
-HARMLESS = {"output", "resume", "device", "save_every", "eval_every", "log_trees_every", "steps"}
+# What may be changed when a run goes on. Any other change would make it another run.
+MAY_CHANGE = {"output", "resume", "device", "save_every", "eval_every", "log_trees_every", "steps"}
 
 
-def toy_data(config: Any) -> tuple[Callable[[int], list], list, list]:
-    """A toy world's problems: of a step, held out, and a sample that stands for all of them."""
+class Data(NamedTuple):
+    """The problems of a run."""
+
+    of_step: Callable[[int], list]  # the number of a step -> the problems that it trains on
+    held_out: list  # never trained on, only evaluated
+    training: list  # all that is trained on; of a toy world, which never ends, 1,000 problems
+
+
+def toy_data(config: Any) -> Data:
+    """The problems of a toy world: new ones for each step."""
 
     def of_step(step: int) -> list:
         seed = f"{config.seed}-{step}"
         return toy.problems(config.problems, "train", config.problems_per_step, seed)
 
     held_out = toy.problems(config.problems, "test", config.eval_count or 120, config.seed)
-    return of_step, held_out, toy.problems(config.problems, "train", 1000, config.seed)
+    return Data(of_step, held_out, toy.problems(config.problems, "train", 1000, config.seed))
 
 
-def listed_data(config: Any) -> tuple[Callable[[int], list], list, list]:
-    """The same of a set or a file. It is shuffled, a part held out; each epoch has a new order."""
-    execute = executor.run_many
-    listed = load_problems(config.problems, limit=config.limit, seed=config.seed, execute=execute)
-    random.Random(config.seed).shuffle(listed)
+def listed_data(config: Any) -> Data:
+    """The problems of a known set or a file: shuffled, and a part of them held out.
+
+    Each epoch goes through all of them in a new order. ValueError: nothing is left to train on.
+    """
+    load_some = partial(load_problems, seed=config.seed, execute=executor.run_many)
+    training = load_some(config.problems, limit=config.limit)
+    random.Random(config.seed).shuffle(training)
     if config.eval_problems:
-        held_out = load_problems(
-            config.eval_problems, limit=config.eval_count, seed=config.seed, execute=execute
-        )
+        held_out = load_some(config.eval_problems, limit=config.eval_count)
     else:
-        apart = config.eval_count or min(100, max(1, len(listed) // 10))
-        if len(listed) <= apart:
+        count = config.eval_count or min(100, max(1, len(training) // 10))
+        if len(training) <= count:
             raise ValueError(
-                f"{config.problems} has {len(listed)} problems and {apart} would be held out: "
+                f"{config.problems} has {len(training)} problems and {count} would be held out: "
                 "nothing is left to train on; name --eval-problems (the same file will do)"
             )
-        held_out, listed = listed[:apart], listed[apart:]
+        held_out, training = training[:count], training[count:]
 
     @lru_cache(maxsize=2)  # a step may reach into the next epoch
     def order_of(epoch: int) -> list[int]:
-        return random.Random(f"{config.seed} {epoch}").sample(range(len(listed)), len(listed))
+        return random.Random(f"{config.seed} {epoch}").sample(range(len(training)), len(training))
 
     def of_step(step: int) -> list:
         first = step * config.problems_per_step
-        chosen = []
-        for i in range(first, first + config.problems_per_step):
-            epoch, place = divmod(i, len(listed))
-            chosen.append(listed[order_of(epoch)[place]])
-        return chosen
+        numbers = range(first, first + config.problems_per_step)
+        places = [divmod(number, len(training)) for number in numbers]
+        return [training[order_of(epoch)[place]] for epoch, place in places]
 
-    return of_step, held_out, listed
+    return Data(of_step, held_out, training)
 
 
 class State:
-    """What the steps of a run share: data, models, samplers, and how far it has come."""
+    """What the steps of a run share: problems, models, samplers, and how far the run has come."""
 
-    def __init__(self, config: Any, folder: Path, device: torch.device, data: tuple) -> None:
-        """data: (step -> its training problems, held-out problems, training problems to check)."""
+    def __init__(self, config: Any, folder: Path, device: torch.device, data: Data) -> None:
+        """Load the model and make what belongs to it. ValueError: no prompt fits the model."""
         self.config, self.folder, self.device = config, folder, device
-        self.problems_of, held_out, training = data
-        self.held_out = distinct(held_out)
-        self.step = 0  # steps made
-        self.evaluations: dict[int, dict] = {}  # by the number of steps made before
-        self.seconds: dict[str, float] = {}  # of a step, by phase
-        self.warned = False  # that completions are cut
+        self.problems_of, self.held_out = data.of_step, distinct(data.held_out)
+        self.step = 0  # how many steps are made, so also the number of the next one
+        self.evaluations: dict[int, dict] = {}  # after how many steps -> what was measured
+        self.seconds: dict[str, float] = {}  # of the step that is made now, by phase
+        self.warned = False  # whether the user knows that most completions are cut
 
-        base = config.model
-        if not base and ranks.rank() == 0:
-            base = str(toy.base_model(config.problems, config.seed, folder.parent))
+        path = config.model
+        if not path and ranks.rank() == 0:  # one rank makes the tiny model for all
+            path = str(toy.base_model(config.problems, config.seed, folder.parent))
+        path = ranks.gather(path)[0]
         attention = "flex_attention" if device.type == "cuda" else "sdpa"  # see support/packing.py
-        self.model, self.tokenizer = load_model(ranks.gather(base)[0], device, attention)
+        self.model, self.tokenizer = load_model(path, device, attention)
+
         self.sampling_model = ranks.sampling_copy(self.model)
-        self.sample = self.sampler(config.temperature)
-        self.eval_sample = self.sampler(config.eval_temperature)
-        self.check_fit(training)
-        self.execute = partial(
-            executor.run_many,
-            feedback_tests=config.feedback_tests,
-            timeout=config.timeout,
-            workers=max(1, (os.cpu_count() or 1) // ranks.count()),
+        sampler = partial(
+            Sampler,
+            self.sampling_model,
+            self.tokenizer,
+            max_new_tokens=config.max_new_tokens,
+            sample_tokens=config.sample_tokens,
+            enable_thinking=config.enable_thinking,
         )
-        self.reference = None
+        self.sample = sampler(temperature=config.temperature)
+        self.eval_sample = sampler(temperature=config.eval_temperature)
+        check_fit(self.sample, data.training)
+        workers = max(1, (os.cpu_count() or 1) // ranks.count())
+        limits = {"feedback_tests": config.feedback_tests, "timeout": config.timeout}
+        self.execute = partial(executor.run_many, workers=workers, **limits)
+
+        self.reference = None  # the first model, for the KL
         if config.beta > 0:
             self.reference = ranks.shard(copy.deepcopy(self.model).requires_grad_(False))
         if config.gradient_checkpointing:
             recompute_layers(self.model)
-        ranks.shard(self.model)
-        self.optimizer = torch.optim.AdamW(
-            self.model.parameters(), lr=config.learning_rate, weight_decay=0.0
-        )
-        self.made_of = {"settings": asdict(config), "data": fingerprint(training + self.held_out)}
-
-    def sampler(self, temperature: float) -> Sampler:
-        """A `sample` for tree.py at this temperature."""
-        config = self.config
-        return Sampler(
-            self.sampling_model,
-            self.tokenizer,
-            max_new_tokens=config.max_new_tokens,
-            temperature=temperature,
-            sample_tokens=config.sample_tokens,
-            enable_thinking=config.enable_thinking,
-        )
-
-    def check_fit(self, problems: list) -> None:
-        """ValueError if no first prompt leaves room for an answer: nothing could be sampled."""
-        thinking = self.config.enable_thinking
-        prompts = [first_messages(problem) for problem in problems[:200]]
-        shortest = min(len(encode(self.tokenizer, prompt, thinking)) for prompt in prompts)
-        if shortest + self.config.max_new_tokens > self.sample.context:
-            raise ValueError(
-                f"no prompt fits: the shortest has {shortest} tokens, --max-new-tokens asks for "
-                f"{self.config.max_new_tokens}, the model's context holds {self.sample.context}"
-            )
+        ranks.shard(self.model)  # only now: the copies above are made of whole weights
+        weights = self.model.parameters()
+        self.optimizer = torch.optim.AdamW(weights, lr=config.learning_rate, weight_decay=0.0)
+        # A checkpoint holds this, too: a run goes on only with the same settings and problems.
+        data_number = fingerprint(data.training + self.held_out)
+        self.made_of = {"settings": asdict(config), "data": data_number}
 
     def seed(self) -> None:
-        """Draw what is random in a step from its own seed.
+        """Seed torch for the next step, by the run's seed, the step's number and the rank.
 
-        So a checkpoint holds every random state by holding the step, a step that was left begins
-        from its seed again, and an evaluation in between changes nothing.
+        So a checkpoint needs no random states: the step's number is enough. A step that was left
+        in the middle draws the same again, and an evaluation before it changes nothing.
         """
         name = f"{self.config.seed} {self.step} {ranks.rank()}"
         torch.manual_seed(zlib.crc32(name.encode()))
 
     def log(self, name: str, rows: list[dict]) -> None:
-        """Add rows to a log; the file is closed, and with that written, at each call."""
+        """Add rows to a log of the run. The file is closed each time, so no row waits in memory."""
         if ranks.rank() == 0:
             with open(self.folder / name, "a", encoding="ascii") as file:
                 file.write(json_lines(rows))
@@ -161,45 +155,47 @@ class State:
 
     def checkpoint(self) -> None:
         """Replace the checkpoint by what the run is now."""
-        state = ranks.training_state(self.model, self.optimizer)
+        weights_and_moments = ranks.training_state(self.model, self.optimizer)
         if ranks.rank() == 0:
-            now = {
-                "step": self.step,
-                "evaluations": self.evaluations,
-                "versions": versions(self.device),
-            }
-            save(self.folder, {**state, **self.made_of, **now})
+            progress = {"step": self.step, "evaluations": self.evaluations}
+            made_with = {"versions": versions(self.device)}
+            save(self.folder, {**weights_and_moments, **self.made_of, **progress, **made_with})
 
     def go_on(self) -> None:
         """Continue from the checkpoint, if there is one. ValueError: it is of another run."""
-        state = load(self.folder)
-        if state is None:
+        saved = load(self.folder)
+        if saved is None:
             return
-        missing = {"settings", "data", "versions", "evaluations", "model", "optimizer"} - set(state)
-        if missing:
-            raise ValueError(f"--resume: checkpoint.pt in {self.folder} lacks {sorted(missing)}")
-        config = self.config
-        changed = differences(state["settings"], self.made_of["settings"])
-        if state["data"] != self.made_of["data"]:
-            changed.append("the problems are not those of the run")
-        if changed:
-            raise ValueError(f"--resume: {self.folder} is another run: {'; '.join(changed)}")
-        if config.steps < state["step"]:
-            raise ValueError(f"--steps {config.steps}: the run has made {state['step']} already")
-        if state["versions"] != versions(self.device):
-            print(f"made with {state['versions']}: it goes on, but not bit for bit the same")
-        if state["step"] == state["settings"]["steps"] == config.steps:
-            print(f"already finished; --resume --steps {2 * config.steps} would go on")
-        elif state["settings"]["steps"] != config.steps:
-            print(f"{config.steps} steps: from here on the learning rate falls over all of them")
+        self.refuse_another_run(saved)
+        now, before = self.config.steps, saved["settings"]["steps"]
+        if saved["versions"] != versions(self.device):
+            print(f"made with {saved['versions']}: it goes on, but not bit for bit the same")
+        if saved["step"] == before == now:
+            print(f"already finished; --resume --steps {2 * now} would go on")
+        elif before != now:
+            print(f"{now} steps: from here on the learning rate falls over all of them")
 
-        self.step, self.evaluations = state["step"], state["evaluations"]
-        ranks.restore(self.model, self.optimizer, state)
+        self.step, self.evaluations = saved["step"], saved["evaluations"]
+        ranks.restore(self.model, self.optimizer, saved)
         ranks.refresh(self.sampling_model, self.model)
-        if ranks.rank() == 0:
+        if ranks.rank() == 0:  # what was logged after the checkpoint will be made again
             cut_log(self.folder / "metrics.jsonl", self.step, every=True)
             cut_log(self.folder / "trees.jsonl", self.step)
         print(f"going on after step {self.step} of {self.folder}")
+
+    def refuse_another_run(self, saved: dict[str, Any]) -> None:
+        """ValueError, with what differs, if this run cannot go on from a checkpoint."""
+        missing = {"settings", "data", "versions", "evaluations", "model", "optimizer"} - set(saved)
+        if missing:
+            raise ValueError(f"--resume: checkpoint.pt in {self.folder} lacks {sorted(missing)}")
+        changed = differences(saved["settings"], self.made_of["settings"])
+        if saved["data"] != self.made_of["data"]:
+            changed.append("the problems are not those of the run")
+        if changed:
+            raise ValueError(f"--resume: {self.folder} is another run: {'; '.join(changed)}")
+        steps, made = self.config.steps, saved["step"]
+        if steps < made:
+            raise ValueError(f"--steps {steps}: the run has made {made} already")
 
     def save_model(self, folder: Path) -> None:
         """Write the model and its tokenizer as an ordinary Hugging Face folder."""
@@ -209,31 +205,34 @@ class State:
             self.tokenizer.save_pretrained(folder)
 
     def keep_best(self) -> None:
-        """Keep the model in best/ if no evaluation of this run has solved more."""
-        scores = {n: s["Iter-k"]["all"][-1]["value"] for n, s in self.evaluations.items() if n > 0}
-        now = scores.pop(self.step, None)
-        if now is not None and now > max(scores.values(), default=-1.0):
-            self.save_model(self.folder / "best.new")
-            if ranks.rank() == 0:
-                shutil.rmtree(self.folder / "best", ignore_errors=True)
-                (self.folder / "best.new").rename(self.folder / "best")
+        """Keep the model in best/ unless an earlier one has solved as many (the first apart)."""
+        solved = {step: s["Iter-k"]["all"][-1]["value"] for step, s in self.evaluations.items()}
+        earlier = [solved[step] for step in solved if 0 < step < self.step]
+        if self.step == 0 or solved[self.step] <= max(earlier, default=-1.0):
+            return
+        self.save_model(self.folder / "best.new")
+        if ranks.rank() == 0:
+            shutil.rmtree(self.folder / "best", ignore_errors=True)
+            (self.folder / "best.new").rename(self.folder / "best")
 
 
-def trees_of_all(trees: list[Node], with_texts: bool) -> list[Node]:
-    """The trees of every rank, for the logs; texts travel only where they will be written down."""
+def check_fit(sample: Sampler, problems: list) -> None:
+    """ValueError if no first prompt leaves room for an answer: nothing could be sampled."""
+    prompts = [first_messages(problem) for problem in problems[:200]]
+    shortest = min(len(encode(sample.tokenizer, p, sample.enable_thinking)) for p in prompts)
+    if shortest + sample.max_new_tokens > sample.context:
+        raise ValueError(
+            f"no prompt fits: the shortest has {shortest} tokens, --max-new-tokens asks for "
+            f"{sample.max_new_tokens}, the model's context holds {sample.context}"
+        )
+
+
+def trees_of_all(trees: list[Node]) -> list[Node]:
+    """The trees of every rank, for the logs."""
     if ranks.count() == 1:
         return trees
-    mine = [to_dict(tree, ids=True) for tree in trees]
-    for plain in mine if not with_texts else []:
-        strip(plain)
-    return [from_dict(plain) for share in ranks.gather(mine) for plain in share]
-
-
-def strip(plain: dict) -> None:
-    """Empty the texts of a tree that is plain data."""
-    plain.update(prompt=[], prompt_ids=[], text="", code="", feedback="")
-    for child in plain["children"]:
-        strip(child)
+    everyone = ranks.gather([to_dict(tree, ids=True) for tree in trees])
+    return [from_dict(plain) for plain in chain.from_iterable(everyone)]
 
 
 def versions(device: torch.device) -> dict[str, Any]:
@@ -249,15 +248,17 @@ def versions(device: torch.device) -> dict[str, Any]:
 
 
 def differences(old: dict, new: dict) -> list[str]:
-    """The settings that changed and must not, in words."""
-    names = [name for name in old | new if name not in HARMLESS and old.get(name) != new.get(name)]
-    return [f"{flag(name)} was {old.get(name)!r}, is {new.get(name)!r}" for name in names]
+    """The settings that differ and may not, in words."""
+    fixed = [name for name in old | new if name not in MAY_CHANGE]
+    changed = [name for name in fixed if old.get(name) != new.get(name)]
+    return [f"{flag(name)} was {old.get(name)!r}, is {new.get(name)!r}" for name in changed]
 
 
 def recompute_layers(model: Any) -> None:
-    """Gradient checkpointing: less memory, more time.
+    """Gradient checkpointing: the backward pass computes each layer again. Less memory, more time.
 
-    transformers does it in training mode only. Dropout stays off, or no ratio would begin at 1.
+    transformers does it only in training mode, which would also switch dropout on. But sampling has
+    none, and the ratio of an update must begin at 1: dropout stays off.
     """
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     model.train()

@@ -18,7 +18,7 @@ import time
 import zlib
 from collections.abc import Iterator
 from functools import cache
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ from tree import Messages, first_messages, refinement_messages
 WORLDS = ("doctest", "cutoff")
 DEF = "def f(x): return "
 INPUTS = range(16)
-CONDITIONS = [f"x {sign} {k}" for sign in "><" for k in range(3, 13)]
+CONDITIONS = [f"x {sign} {k}" for sign, k in product("><", range(3, 13))]
 # World "doctest": level -> docstring -> the programs that it may mean, the popular ones first.
 PROGRAMS = {
     "easy": {
@@ -43,12 +43,12 @@ PROGRAMS = {
         "constant": [f"{k}" for k in range(16)],
     },
     "medium": {
-        "clamp x": [f"{name}(x, {k})" for name in ("min", "max") for k in range(3, 13)],
+        "clamp x": [f"{name}(x, {k})" for name, k in product(("min", "max"), range(3, 13))],
         "mask x": [f"x if {test} else 0" for test in CONDITIONS],
     },
     "hard": {
-        "clamp x twice": [f"max({a}, min(x, {b}))" for a in range(2, 8) for b in range(8, 14)],
-        "replace x": [f"x if {test} else {c}" for test in CONDITIONS for c in range(1, 6)],
+        "clamp x twice": [f"max({a}, min(x, {b}))" for a, b in product(range(2, 8), range(8, 14))],
+        "replace x": [f"x if {test} else {c}" for test, c in product(CONDITIONS, range(1, 6))],
     },
 }
 
@@ -67,9 +67,7 @@ def problems(world: str, split: str = "train", n: int = 1, seed: int | str = 0) 
     model learns a strategy, not answers.
     """
     if world not in WORLDS or split not in ("train", "test"):
-        here = f"{' and '.join(WORLDS)}, each with the splits train and test"
-        raise ValueError(f"no toy world {world!r} with the split {split!r}: there are {here}")
-
+        raise ValueError(f"no split {split!r} of a toy world {world!r}: see WORLDS; train, test")
     rng = random.Random(f"{world} {split} {seed}")
     if world == "cutoff" and split == "test":
         return [cutoff_problem(i % 16 + 1) for i in range(n)]
@@ -136,9 +134,8 @@ def feedback_on(problem: Problem, expression: str) -> str:
 def demonstration(world: str, rng: random.Random) -> tuple[Messages, str]:
     """A chat with 0 to 4 failed attempts, and the program that comes next: what to imitate."""
     (problem,) = problems(world, "train", 1, rng.getrandbits(48))
-    if world == "cutoff":
-        return cutoff_demonstration(problem, rng)
-    return doctest_demonstration(problem, rng)
+    make = {"cutoff": cutoff_demonstration, "doctest": doctest_demonstration}
+    return make[world](problem, rng)
 
 
 def doctest_demonstration(problem: Problem, rng: random.Random) -> tuple[Messages, str]:

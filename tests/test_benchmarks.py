@@ -4,6 +4,7 @@ import ast
 import base64
 import json
 import pickle
+import re
 import zlib
 from datetime import datetime
 from pathlib import Path
@@ -67,6 +68,15 @@ KODCODE = {
     "test_info": [{"function_name": "add", "function_declaration": "def add(a, b):"}],
     "gpt_difficulty": "easy",
 }
+
+
+def left_out(said: str) -> list[tuple[str, str]]:
+    return re.findall(r"^  left out: (row \d+ \(.*?\)): (.*)$", said, re.MULTILINE)
+
+
+@pytest.fixture(autouse=True)
+def hub_in_reach(monkeypatch):
+    monkeypatch.setattr("support.run.check_hub", lambda name, kind: None)
 
 
 def packed(value) -> str:
@@ -228,17 +238,17 @@ class Payload:
         return Path.touch, (self.canary,)
 
 
-def test_a_pickle_that_names_code_runs_nothing_and_leaves_its_problem_out(tmp_path):  # D47
-    canary, dropped = tmp_path / "canary", []
+def test_a_pickle_that_names_code_runs_nothing_and_leaves_its_problem_out(tmp_path, capsys):  # D47
+    canary = tmp_path / "canary"
     bad = LIVE | {"question_id": "evil", "private_test_cases": packed(Payload(canary))}
     pickle.loads(pickle.dumps(Payload(canary)))
     assert canary.exists()  # the payload works where a pickle is trusted
     canary.unlink()
-    assert [p.id for p in load(tmp_path, bad, LIVE, dropped=dropped)] == ["abc999_a"]
-    assert not canary.exists() and dropped[0][0] == "row 1 (evil)"
+    assert [p.id for p in load(tmp_path, bad, LIVE)] == ["abc999_a"]
+    assert not canary.exists() and left_out(capsys.readouterr().err)[0][0] == "row 1 (evil)"
 
 
-def test_undecodable_or_empty_tests_leave_the_problem_out(tmp_path):  # D27
+def test_undecodable_or_empty_tests_leave_the_problem_out(tmp_path, capsys):  # D27
     reasons = {
         "": "incomplete",
         "[]": "0 private tests",
@@ -252,8 +262,8 @@ def test_undecodable_or_empty_tests_leave_the_problem_out(tmp_path):  # D27
         "[" * 100_000: "recursion",
     }
     rows = [LIVE | {"question_id": why, "private_test_cases": x} for x, why in reasons.items()]
-    dropped = []
-    assert len(load(tmp_path, LIVE, *rows, dropped=dropped)) == 1
+    assert len(load(tmp_path, LIVE, *rows)) == 1
+    dropped = left_out(capsys.readouterr().err)
     for (label, why), reason in zip(dropped, reasons.values(), strict=True):
         assert f"({reason})" in label and reason in why
 
@@ -294,13 +304,13 @@ UNREAD = [
 
 
 @pytest.mark.parametrize(("row", "key", "field"), UNREAD)
-def test_a_field_that_nobody_reads_and_a_missing_one_are_named(tmp_path, row, key, field):
+def test_a_field_that_nobody_reads_and_a_missing_one_are_named(tmp_path, capsys, row, key, field):
     rows = [row, row | {"plus_input": [[1]], key: "602"}, row | {"plus_input": [], key: "603"}]
     rows.append({name: value for name, value in row.items() if name != field} | {key: "604"})
-    dropped = []
     split = "all" if row is MBPP else None
-    assert len(load(tmp_path, *rows, split=split, dropped=dropped)) == 2  # an empty field is fine
+    assert len(load(tmp_path, *rows, split=split)) == 2  # an empty field is fine
     missing = f"the field '{field}' is missing"
+    dropped = left_out(capsys.readouterr().err)
     assert dropped == [("row 2 (602)", "unknown field plus_input"), ("row 4 (604)", missing)]
 
 

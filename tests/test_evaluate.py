@@ -323,7 +323,7 @@ def test_ctrl_c_while_it_starts_ends_in_a_line(tmp_path):
     command = [sys.executable, evaluate.__file__]
     path = os.environ | {"PYTHONPATH": str(tmp_path)}
     done = subprocess.run(command, env=path, capture_output=True, text=True)
-    line = "\nevaluate.py: stopped; the same command goes on with what is missing\n"
+    line = "\nevaluate.py: stopped; the same command goes on\n"
     assert (done.returncode, done.stderr) == (130, line)
 
 
@@ -370,7 +370,9 @@ def test_a_folder_with_other_settings_or_a_damaged_file_is_refused(models, tmp_p
         refused("out holds something that is no evaluation; name a new --output", arguments)
     (out / "settings.json").unlink()
     refused("out holds something that is no evaluation", arguments)
-    refused("p.jsonl holds something that is no evaluation", command(models[0], mine))
+    for inside in (mine, mine / "sub"):
+        sentence = f"--output {inside} cannot be used: {mine} is no folder to write into"
+        refused(sentence, command(models[0], inside))
 
 
 @pytest.mark.parametrize(
@@ -388,7 +390,7 @@ def test_a_folder_with_other_settings_or_a_damaged_file_is_refused(models, tmp_p
         ("--seed=4 --temperature=0", "--seed has no effect"),
         ("--version=v6", "no effect in a toy world"),
         ("--oracle", "no effect in a toy world"),
-        ("--max-new-tokens=300", "the model reads 256"),
+        ("--max-new-tokens=300", "the model's context holds 256"),
     ],
 )
 def test_a_mistake_costs_a_sentence_and_leaves_no_folder(mistake, sentence, models, tmp_path):

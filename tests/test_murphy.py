@@ -19,10 +19,13 @@ from grpo import grpo_loss, pad_rows, token_logprobs
 from murphy import Config, choose, update
 from propagate import group_advantages
 from support import toy
+from support.run import check_hub
 from support.state import recompute_layers
 from tree import Completion, Node, build_trees, groups, walk
 
 ROOT = Path(murphy.__file__).parent
+KINDS = {"chain": {}, "control": {}, "feedback": {}}
+SUMMARY = {"iterations": 1, "Iter-k": {}, "pass@k": {}, **KINDS}  # of an evaluation of nothing
 
 
 def node(turn, advantage=0.0, prompt=(3, 4), completion=(5, 2), **more):
@@ -300,6 +303,8 @@ def test_a_gradient_that_is_not_finite_stops_before_the_model_is_changed(qwen):
         ({"credit": "mers", "gamma": 1.5}, r"--gamma must lie in \[0, 1\]"),
         ({"gamma": 0.9}, "--gamma has no effect with --credit mars"),
         ({"limit": 5}, "--limit has no effect with the toy world doctest"),
+        ({"eval_problems": "mbpp"}, "--eval-problems has no effect with the toy world doctest"),
+        ({"seed": 2 * 10**9}, "--seed must be at most 1000000000, got 2000000000"),
         ({"temperature": 0.0}, "--temperature must be at least 0.001, got 0.0"),
         ({"inter_budget": 0}, "--inter-budget must be at least 1"),
         ({"intra_budget": 1}, "--intra-budget must be at least 2"),
@@ -387,6 +392,7 @@ def test_a_mistake_on_the_command_line_is_one_sentence(
     tmp_path, monkeypatch, capsys, arguments, sentence
 ):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(murphy, "check_hub", lambda name, kind: None)
     monkeypatch.setattr(sys, "argv", ["murphy.py", *arguments])
     with pytest.raises(SystemExit) as stopped:
         murphy.main()
@@ -394,3 +400,50 @@ def test_a_mistake_on_the_command_line_is_one_sentence(
     said = f"{stopped.value.code} {capsys.readouterr().err}"
     assert sentence in said and len(said.strip().splitlines()) == 1
     assert list(tmp_path.iterdir()) == []  # nothing is left that would refuse the next command
+
+
+def test_a_model_that_only_a_hub_out_of_reach_has_is_refused_at_once_and_quietly(
+    tmp_path, monkeypatch, capsys
+):
+    asked, cache = [], tmp_path / "cache"
+
+    class Nowhere:
+        def head(self, url, timeout):
+            asked.append(url)
+            raise ConnectionError("no route")
+
+    monkeypatch.setattr("transformers.utils.hub.get_session", Nowhere)
+    monkeypatch.setattr("transformers.utils.hub.constants.HF_HUB_CACHE", str(cache))
+    sentence = (
+        "^murphy.py: model 'some/model' is neither here nor in the cache .* reach .no route.$"
+    )
+    with pytest.raises(SystemExit, match=sentence):
+        murphy.main(["--model", "some/model", "--output", str(tmp_path / "run")])
+    assert len(asked) == 1 and capsys.readouterr().err == ""
+    check_hub(str(tmp_path), "model")  # a folder
+    (cache / "models--some--model").mkdir(parents=True)
+    check_hub("some/model", "model")
+    assert len(asked) == 1  # what is here needs no hub
+    with pytest.raises(ValueError, match="dataset 'some/model' is neither here"):
+        check_hub("some/model", "dataset")
+
+
+def test_a_log_that_somebody_changed_costs_a_run_nothing_but_its_drawing(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(murphy, "plot", lambda folder: "the curves")
+    state = SimpleNamespace(
+        folder=tmp_path,
+        config=Config(steps=1),
+        held_out=[],
+        evaluations={0: SUMMARY, 1: SUMMARY},
+        save_model=lambda folder: (folder / "model").touch(),
+    )
+    for strange in ("3", '{"step": 0}', "no json", "[" * 99_999, "\u00e9"):
+        (tmp_path / "trees.jsonl").write_text(strange + "\n", encoding="utf-8")
+        murphy.finish(state)
+        said = capsys.readouterr().out
+        assert said.count("Not shown, since a log holds what this run did not write: ") == 1
+        for whole in ("After 1 steps", "the curves", "Everything is in"):
+            assert whole in said
+    assert (tmp_path / "model").exists()

@@ -66,6 +66,10 @@ def test_what_is_no_file_of_trees_or_lacks_the_step_is_said_in_a_sentence(comman
         (run.folder / "trees.jsonl").write_text(text + "\n")
         with pytest.raises(SystemExit, match="is no trees.jsonl of murphy.py: .*"):
             run(command)
+    for line in ("3", wrong[0]):
+        (run.folder / "trees.jsonl").write_text(f"{json.dumps(LINE)}\n{line}\n")
+        with pytest.raises(SystemExit, match="is no trees.jsonl of murphy.py: line 2: "):
+            run(command)
     (run.folder / "trees.jsonl").write_text('{"step": 1')
     with pytest.raises(SystemExit, match="trees.jsonl has no whole line yet"):
         run(command)

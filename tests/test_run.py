@@ -177,10 +177,10 @@ def test_a_second_signal_leaves_at_once_and_takes_the_workers_along(base, tmp_pa
 
 def test_of_two_signals_the_second_is_not_left_to_the_loop():
     with run.Signals() as signals:
-        assert signals.unless(lambda: 5) == 5
-        os.kill(os.getpid(), signal.SIGINT)  # outside of `unless`: the step goes on
+        assert signals.interruptible(lambda: 5) == 5
+        os.kill(os.getpid(), signal.SIGINT)  # outside of `interruptible`: the step goes on
         with pytest.raises(KeyboardInterrupt):
-            signals.unless(lambda: 1 / 0)  # and nothing new is begun
+            signals.interruptible(lambda: 1 / 0)  # and nothing new is begun
         with pytest.raises(SystemExit) as left_at:
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(10)
@@ -309,7 +309,7 @@ def test_a_log_that_has_lost_lines_is_named_and_not_gone_on_from(small):
     folder = murphy.train(small("run", steps=2, eval_every=0))
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     (folder / "metrics.jsonl").write_text(lines[1] + "\n")
-    with pytest.raises(ValueError, match="metrics.jsonl holds 1 of the 2 steps"):
+    with pytest.raises(ValueError, match="metrics.jsonl does not hold each of the 2 steps"):
         murphy.train(small("run", steps=3, resume=True))
 
 
