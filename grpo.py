@@ -121,9 +121,9 @@ def grpo_loss(
     norm "constant": w = 1 / denominator (Dr. GRPO)               denominator: rows * a fixed length
 
     logp, old_logp, ref_logp and mask are (B, C); advantages and weights are (B,). weights (ours): a
-    factor for each row, as to give every turn the same say. Only logp gets a gradient. old_logp=None: the model has not changed since it
-    sampled, so rho is 1. The advantages of a group sum to 0, so the loss is then about 0, but
-    its gradient is not: a loss of 0 does not mean that nothing is learned.
+    factor for each row, as to give every turn the same say. Only logp gets a gradient.
+    old_logp=None: the model has not changed since it sampled, so rho is 1. The advantages of a
+    group sum to 0, so that loss is about 0, but its gradient is not: the model learns.
 
     denominator: rows (or tokens) of the WHOLE optimizer step, not of this micro-batch. Then the
     micro-batches add up to one gradient, however the step is cut. Rows of advantage 0 count, even

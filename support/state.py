@@ -131,6 +131,8 @@ class State:
         self.optimizer = torch.optim.AdamW(weights, lr=config.learning_rate, weight_decay=0.0)
         # A checkpoint holds this, too: a run goes on only with the same settings and problems.
         data_number = fingerprint(data.training + self.held_out)
+        if len(set(ranks.gather(data_number))) > 1:  # a reference ran out of time on one of them
+            raise ValueError("the processes have loaded different problems: start the run again")
         self.made_of = {"settings": asdict(config), "data": data_number}
 
     def seed(self) -> None:
@@ -227,12 +229,22 @@ def check_fit(sample: Sampler, problems: list) -> None:
         )
 
 
-def trees_of_all(trees: list[Node]) -> list[Node]:
-    """The trees of every rank, for the logs."""
+def trees_of_all(trees: list[Node], with_texts: bool) -> list[Node]:
+    """The trees of every rank, for the logs. Texts travel only where they will be written down."""
     if ranks.count() == 1:
         return trees
-    everyone = ranks.gather([to_dict(tree, ids=True) for tree in trees])
-    return [from_dict(plain) for plain in chain.from_iterable(everyone)]
+    mine = [to_dict(tree, ids=True) for tree in trees]
+    if not with_texts:
+        for tree in mine:
+            strip(tree)
+    return [from_dict(plain) for plain in chain.from_iterable(ranks.gather(mine))]
+
+
+def strip(plain: dict) -> None:
+    """Empty the texts of a tree that is plain data."""
+    plain.update(prompt=[], prompt_ids=[], text="", code="", feedback="")
+    for child in plain["children"]:
+        strip(child)
 
 
 def versions(device: torch.device) -> dict[str, Any]:
