@@ -1,0 +1,88 @@
+"""Programs that are run before a problem is used: an empty one and the reference.
+
+In:  problems, and executor.run_many. Out: the problems that can be scored, with a time limit that
+fits the reference; for each other one the reason. Standard library only.
+"""
+
+import hashlib
+import json
+import math
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+REFERENCE_TIMEOUT = 20.0  # CPU seconds for a reference; what it uses sets the problem's timeout
+
+
+def verified(found: dict, execute: Callable, left_out: dict) -> dict:
+    """The problems that can be scored; `left_out` gets a reason for each of the others.
+
+    A program that does nothing must fail, and the reference must pass. Every program may use three
+    times the CPU seconds of the reference, if the run allows less.
+    """
+    jobs = {}
+    for row, problem in found.items():
+        jobs[row, "nothing"] = (problem, "pass")
+        if problem.reference is not None:
+            patient = replace(problem, timeout=max(problem.timeout or 0, REFERENCE_TIMEOUT))
+            jobs[row, "reference"] = (patient, problem.reference)
+            for test in problem.public_tests:
+                if test not in problem.tests:
+                    alone = replace(patient, tests=[test], public_tests=[])
+                    jobs[row, repr(test)] = (alone, problem.reference)
+    results = dict(zip(jobs, execute(list(jobs.values())), strict=True))
+
+    usable = {}
+    for row, problem in found.items():
+        reference = results.get((row, "reference"))
+        reason = why_unusable(results[row, "nothing"], reference)
+        if reason:
+            left_out[row] = reason
+            continue
+        usable[row] = problem
+        if reference:
+            seconds = max(problem.timeout or 0, math.ceil(3 * reference.cpu_seconds))
+            problem.timeout = seconds or None
+        for test in problem.public_tests[:]:
+            result = results.get((row, repr(test)))
+            if result and result.reward < 1:
+                problem.public_tests.remove(test)
+                print(f"{row}: not public, since the reference fails it: {test}", file=sys.stderr)
+    return usable
+
+
+def why_unusable(nothing: Any, reference: Any) -> str:
+    """Why a problem is left out, from the results of two programs; "" if it is not."""
+    if nothing.status == "unscorable":
+        return nothing.feedback
+    if nothing.reward == 1:
+        return "a program that does nothing passes its tests"
+    if reference and reference.reward < 1:
+        return f"its reference fails its tests ({reference.status}): {reference.feedback}"
+    return ""
+
+
+def remembering(execute: Callable, file: Path) -> Callable:
+    """`execute` with a memory: a program that the file knows is not run on its problem again."""
+
+    def run(jobs: list) -> list:
+        known: dict[str, dict] = {}
+        with suppress(OSError, ValueError, TypeError):  # no file yet, or a damaged one
+            known |= json.loads(file.read_text())
+        texts = [json.dumps([asdict(problem), code, sys.version]) for problem, code in jobs]
+        keys = [hashlib.sha256(text.encode()).hexdigest() for text in texts]
+        new = {key: job for key, job in zip(keys, jobs, strict=True) if key not in known}
+        if new:
+            for key, result in zip(new, execute(list(new.values())), strict=True):
+                known[key] = asdict(result)
+            # Not kept: a package that is installed later or a machine less busy may change them.
+            kept = {k: v for k, v in known.items() if v["status"] not in ("unscorable", "timeout")}
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(json.dumps(kept))
+        return [SimpleNamespace(**known[key]) for key in keys]
+
+    return run
