@@ -251,7 +251,10 @@ def batches(tokenizer: Any, world: str, seed: int, steps: int, size: int) -> Ite
     """The batches of a warm start; the chats of one have equally many messages: little padding."""
     rng = random.Random(f"demonstrations {world} {seed}")
     by_length: dict[int, list[Batch]] = {}
-    for _ in range(min(DEMONSTRATIONS, steps * size)):
+    count = min(DEMONSTRATIONS, steps * size)
+    for number in range(count):
+        if number % 4000 == 2000:  # the first line soon after the start
+            print(f"warm start: {number} of {count} demonstrations written", flush=True)
         messages, program = demonstration(world, rng)
         prompt = encode(tokenizer, messages)
         answer = tokenizer.encode(program + tokenizer.eos_token)
