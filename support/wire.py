@@ -101,7 +101,11 @@ KINDS = {  # kind: (type, the parts of a value, the value from its parts; None: 
     "frozenset": (frozenset, list, lambda *parts: frozenset(parts)),
     "bytes": (bytes, lambda x: [x.decode("latin-1")], lambda text: text.encode("latin-1")),
     "int": (int, lambda x: [hex(checked(x))], lambda text: checked(int(text, 16))),
-    "range": (range, lambda x: [x.start, x.stop, x.step], lambda *parts: checked(range(*parts))),
+    "range": (
+        range,
+        lambda x: [checked(x).start, x.stop, x.step],
+        lambda *parts: checked(range(*parts)),
+    ),
     "complex": (complex, lambda x: [x.real, x.imag], complex),
     "keys": (type({}.keys()), list, lambda *parts: dict.fromkeys(parts).keys()),
     "values": (type({}.values()), list, lambda *parts: dict(enumerate(parts)).values()),
