@@ -32,7 +32,7 @@ import time
 from typing import Any
 
 from support import confine
-from support.link import NOTHING, Died, Link, Missing, Module, Remote, message, show
+from support.link import NOTHING, Died, Link, MODULE, Missing, Remote, message, show
 from support.plan import Plan, Unscorable
 from support.sandbox import zygote
 from support.wire import Wire, receive, send, shorten
@@ -144,7 +144,7 @@ class Run:
     def run_code(self) -> None:
         missing = {name: Missing(self.link, None, name) for name in self.plan.names}
         self.program = missing | self.link.start()
-        sys.modules["solution"] = Module(self.link)
+        sys.modules["solution"] = Remote(self.link, MODULE, "solution")
         space = {"__name__": "test"}
         hooks = {
             "__test__": self.test,

@@ -27,6 +27,7 @@ from support.wire import CHANGEABLE, SHARED, Wire, receive, send, shorten
 NOTHING = object()  # no value: nothing was called, or it gave none
 COMPARED = 20_000_000  # elements that are compared to find changes; then KEPT_EQUAL counts
 KEPT_EQUAL = 2000  # elements of the containers that both sides hold
+MODULE = 0  # the number of the program's module, a stand-in like any other
 TURN = 0.01  # seconds of each wait that are the machine's, not the program's
 
 
@@ -222,7 +223,7 @@ class Values:
         """What of the judge is no data, for the program."""
         if isinstance(x, Missing):
             return ["missing"]
-        if isinstance(x, (Remote, Stream)):
+        if isinstance(x, Remote):
             return ["object", x._number]
         name = getattr(x, "__name__", None)
         if isinstance(name, str) and getattr(builtins, name, self) is x:
@@ -259,7 +260,18 @@ class Values:
         return functools.partial(self.link.ask, f"{owner._label}.{name}", name, owner)
 
     def load_stream(self, wire: Wire, number: int, is_generator: bool) -> Any:
-        return Stream(self.link, number, types.GeneratorType if is_generator else Stream)
+        stream = (Generator if is_generator else Stream)(self.link, int(number), "iterator")
+        object.__setattr__(stream, "_items", self.items(stream))
+        return stream
+
+    def items(self, stream: Any) -> Any:
+        """The items of an iterator of the program: the first ones singly, then in batches."""
+        for size in itertools.chain([1] * 8, (2**n for n in range(1, 10)), itertools.repeat(1000)):
+            try:
+                items = self.link.ask("", "take items", stream, size)
+            except StopIteration:
+                return
+            yield from items
 
     def load_error(self, wire: Wire, lineage: list, text: str, args: Any, line: int) -> Any:
         """An exception as the nearest class that the judge has. lineage: its class and bases."""
@@ -268,7 +280,8 @@ class Values:
             args = (text,)
         while not is_exception_class(kind):
             (module, name), *lineage = lineage
-            kind = getattr(sys.modules.get(module), name, None)
+            if module != "solution":
+                kind = getattr(sys.modules.get(module), name, None)
         try:
             error = kind.__new__(kind, *args)
         except Exception:
@@ -280,39 +293,12 @@ class Values:
 @functools.lru_cache(2)
 def held_by_modules(count: int) -> dict:
     """The containers that modules of this process hold, at any depth. count: of the modules."""
-    found: dict = {}
+    found = {id(sys.modules.get("solution")): None}  # the program's: not to be followed
     new = {id(x): x for name, x in sys.modules.items() if name != "solution"}
     while new:
         found |= new
         new = {id(x): x for x in gc.get_referents(*new.values()) if id(x) not in found}
     return {number: x for number, x in found.items() if isinstance(x, CHANGEABLE)}
-
-
-class Stream:
-    """An iterator of the program: its first items come singly, then in batches."""
-
-    def __init__(self, link: Link, number: int, kind: type) -> None:
-        self._link, self._number, self._kind = link, number, kind
-        self._items: collections.deque = collections.deque()
-        self._taken = 0
-
-    @property
-    def __class__(self) -> type:  # for isinstance(x, types.GeneratorType)
-        return self._kind
-
-    def __iter__(self) -> Any:
-        return self
-
-    def __next__(self) -> Any:
-        self._link.must_not_be_quiet()
-        if not self._items:
-            size = 1 if self._taken < 8 else min(self._taken, 1000)
-            self._items.extend(self._link.ask("", "take items", self, size))
-            self._taken += size
-        return self._items.popleft()
-
-    def close(self) -> None:
-        self._link.ask("", "close", self)
 
 
 class Remote:
@@ -328,12 +314,15 @@ class Remote:
 
     def __getattr__(self, name: str) -> Any:
         link = self._link
-        asked = name == "__name__" or (link.plan.objects and name[:2] != "__")
-        if not asked:
+        open_to_tests = link.plan.objects or self._number == MODULE
+        if name != "__name__" and (name[:2] == "__" or not open_to_tests):
             raise AttributeError(f"{self!r} has no attribute {name!r}")
+        if link.empty:
+            return Missing(link, None, name)
         if (self._kind, name) in link.values.methods:
             return functools.partial(link.ask, f"{self._label}.{name}", name, self)
-        return labelled(link.ask("", getattr, self, name), f"{self._label}.{name}")
+        label = name if self._number == MODULE else f"{self._label}.{name}"
+        return labelled(link.ask("", getattr, self, name), label)
 
     def __setattr__(self, name: str, value: Any) -> None:
         self._link.ask("", setattr, self, name, value)
@@ -384,19 +373,19 @@ def labelled(value: Any, label: str) -> Any:
     return value
 
 
-class Module(Remote):
-    """The program as a module, for tests that import it."""
+class Stream(Remote):
+    """A stand-in for an iterator of the program."""
 
-    def __init__(self, link: Link) -> None:
-        super().__init__(link, 0, "solution")
-        object.__setattr__(self, "__name__", "solution")
+    def __iter__(self) -> Any:
+        return self
 
-    def __getattr__(self, name: str) -> Any:
-        if name[:2] == "__":
-            raise AttributeError(name)
-        if self._link.empty:
-            return Missing(self._link, None, name)
-        return labelled(self._link.ask("", getattr, self, name), name)
+    def __next__(self) -> Any:
+        self._link.must_not_be_quiet()
+        return next(self._items)
+
+
+class Generator(Stream):
+    __class__ = types.GeneratorType  # what isinstance(x, types.GeneratorType) asks for
 
 
 class Missing(Remote):

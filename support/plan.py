@@ -111,7 +111,7 @@ class Plan:
         self.find_names(whole, reference)
         self.find_objects(whole, reference)
         self.refuse_own_exceptions(whole)
-        self.refuse_shared_iterators(whole)
+        self.refuse_named_iterators(whole)
         self.called = " ".join(ast.unparse(node.value.func) for node in whole.body if is_call(node))
         functions = [x for x in find(whole, ast.FunctionDef) if not is_test(x, self.called)]
         self.helpers = closure(functions, asserts, set())
@@ -181,29 +181,27 @@ class Plan:
             if mentions(node, self.names - set(dir(builtins))):
                 raise Unscorable(f"a test expects {ast.unparse(node)}, a class of the solution")
 
-    def refuse_shared_iterators(self, tests: ast.Module) -> None:
-        """An iterator crosses with all its items, so no test can go on with it."""
-        handed = set()
-        for call in find(tests, ast.Call):
-            if mentions(call.func, self.names):
-                handed |= {arg.id for arg in call.args if isinstance(arg, ast.Name)}
-        loads = collections.Counter(x.id for x in find(tests, ast.Name) if is_load(x))
+    def refuse_named_iterators(self, tests: ast.Module) -> None:
+        """An iterator crosses with all its items at once, so no test could go on with it."""
+        calls = [node for node in find(tests, ast.Call) if mentions(node.func, self.names)]
+        handed = {arg.id for call in calls for arg in call.args if isinstance(arg, ast.Name)}
         for node in find(tests, ast.Assign):
-            call = isinstance(node.value, ast.Call) and ast.unparse(node.value.func)
-            if isinstance(node.value, ast.GeneratorExp) or call in ("iter", "map", "zip", "filter"):
-                for name in own_names(ast.Module(node.targets, [])) & handed:
-                    if loads[name] > 1:
-                        raise Unscorable(f"the test goes on with the iterator {name}")
+            lazy = (
+                isinstance(node.value, ast.GeneratorExp) or ast.unparse(node.value)[:5] == "iter("
+            )
+            if lazy and mentions(node.targets[0], handed):
+                raise Unscorable("a test hands over an iterator that has a name")
 
     def refuse_hidden_names(self, trees: list) -> None:
-        """A public text cannot use what a hidden one computes."""
-        public, hidden = [], []
+        """A public text runs first, so it cannot use what a hidden one sets."""
+        sets, uses = set(), set()
         for unit, tree in zip(self.units, trees, strict=True):
-            (public if unit.public else hidden).extend(tree.body)
-        sets = [node for node in hidden if isinstance(node, ast.Assign)]
-        shown = ast.Module(public, [])
-        for name in own_names(ast.Module(sets, [])) & names_in(shown) - own_names(shown):
-            raise Unscorable(f"a public test uses {name}, which only a hidden one sets")
+            if unit.public:
+                uses |= names_in(tree) - own_names(tree)
+            else:
+                sets |= own_names(ast.Module([x for x in tree.body if isinstance(x, ast.Assign)]))
+        for name in uses & sets:
+            raise Unscorable(f"a public test uses {name}, which a hidden one sets")
 
     def read_unit(self, tree: ast.Module) -> Unit:
         """Wrap each statement that asserts, and collect the test functions."""
@@ -288,45 +286,36 @@ class Order(ast.NodeTransformer):
     def visit(self, node: ast.AST) -> ast.AST:
         if node in self.moved:
             return parsed("__taken__()")
-        first = self.movable(node)
+        first = self.movable(node) if isinstance(node, (ast.Compare, ast.BinOp, ast.Call)) else []
         self.moved.update(first)
         node = super().visit(node)
         if not first:
             return node
         pair = parsed("(__first__(), 0)[1]")
+        pair.value.elts[1] = node
         for side in first:
             self.moved.remove(side)
             early = parsed("lambda: 0")
             early.body = self.visit(side)
             pair.value.elts[0].args.append(early)
-        pair.value.elts[1] = node
         return pair
 
-    def movable(self, node: ast.AST) -> list[ast.expr]:
-        """The sides or arguments to evaluate first: those after a call that do not use the program.
-
-        For `f(xs) == (want := sorted(xs))` or `check(f(xs), *sorted(xs))` it is sorted(xs).
-        """
-        found, called = [], False
-        if isinstance(node, (ast.Compare, ast.BinOp, ast.Call)):
-            for side in ast.iter_child_nodes(node):
-                value = side
-                while isinstance(value, (ast.keyword, ast.Starred, ast.NamedExpr)):
-                    value = value.value
-                if called and self.may_move(value):
-                    found.append(value)
-                called = called or bool(find(side, ast.Call))
+    def movable(self, node: ast.AST) -> list:
+        """The sides that stand after a call and do not use the program."""
+        found, after_call = [], False
+        for side in ast.iter_child_nodes(node):
+            value = side
+            while isinstance(value, (ast.keyword, ast.Starred, ast.NamedExpr)):
+                value = value.value  # sorted(xs) of `f(xs) == (want := sorted(xs))`
+            called = {ast.unparse(x.func).rpartition(".")[2] for x in find(value, ast.Call)}
+            fixed = isinstance(value, (ast.Name, ast.Lambda)) or called & MOVERS
+            used = names_in(value)
+            if after_call and used and not fixed and used.isdisjoint(self.touching):
+                found.append(value)
+                if find(value, (ast.NamedExpr, ast.Yield, ast.YieldFrom)):
+                    raise Unscorable("a test has := or yield beside a call of the solution")
+            after_call = after_call or bool(called)
         return found
-
-    def may_move(self, value: ast.AST) -> bool:
-        if isinstance(value, (ast.Name, ast.Lambda)) or not find(value, ast.Name):
-            return False
-        called = {ast.unparse(node.func).rpartition(".")[2] for node in find(value, ast.Call)}
-        if called & MOVERS or mentions(value, self.touching):
-            return False
-        if find(value, (ast.NamedExpr, ast.Yield, ast.YieldFrom)):
-            raise Unscorable("a test has := or yield beside a call of the solution")
-        return True
 
     def visit_Assert(self, node: ast.Assert) -> ast.stmt:
         node.msg = None  # nobody sees it
@@ -334,7 +323,7 @@ class Order(ast.NodeTransformer):
         if isinstance(test, ast.Compare) and [type(op) for op in test.ops] == [ast.Eq]:
             call = parsed("__equal__()")
             call.args = [test.left, test.comparators[0]]
-            return self.generic_visit(ast.Expr(call))
+            node = ast.Expr(call)
         return self.generic_visit(node)
 
     def visit_Call(self, node: ast.Call) -> ast.expr:
@@ -357,10 +346,6 @@ def is_import(node: ast.AST) -> bool:
 
 def is_call(node: ast.AST) -> bool:
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
-
-
-def is_load(node: ast.AST) -> bool:
-    return isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
 
 
 def names_in(node: ast.AST) -> set:
