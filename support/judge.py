@@ -32,7 +32,7 @@ import time
 from typing import Any
 
 from support import confine
-from support.link import NOTHING, Died, Link, MODULE, Missing, Remote, message, show
+from support.link import MODULE, NOTHING, Asked, Died, Link, Missing, Remote, message, show
 from support.plan import Plan, Unscorable
 from support.sandbox import zygote
 from support.wire import Wire, receive, send, shorten
@@ -53,7 +53,7 @@ class Run:
         self.link = Link(plan, code, limits, control, empty)
         self.outcomes: list = [None] * len(plan.tests)
         self.reached: set = set()
-        self.early: list = []  # what was evaluated first, see plan.Order
+        self.early: list = []  # functions that give what was evaluated first, see plan.Order
 
     def result(self) -> dict:
         """Run all tests, public ones first, so that no hidden argument reaches their feedback."""
@@ -149,7 +149,7 @@ class Run:
         hooks = {
             "__test__": self.test,
             "__first__": self.first,
-            "__taken__": self.taken,
+            "__taken__": lambda: self.early.pop()(),
             "__equal__": equal,
             "__type__": kind_of,
         }
@@ -158,8 +158,9 @@ class Run:
                 exec(line, space)
         space |= self.program | hooks
         exec(self.plan.context, space)
-        with contextlib.suppress(Exception):  # what fails here fails again in its own text
-            exec(self.plan.definitions, space)
+        for part in self.plan.definitions:
+            with contextlib.suppress(Exception):  # it fails again in its own text
+                exec(part, space)
         for unit in sorted(self.plan.units, key=lambda unit: not unit.public):
             broken = self.attempt(unit.body, exec, unit.code, space)
             for owner, name, numbers in unit.functions:
@@ -224,27 +225,20 @@ class Run:
             raise problem
 
     def first(self, *sides: Any) -> None:
-        """Evaluate what a test wants first; taken() hands it out, one value after the other.
+        """Evaluate what a test wants first; __taken__() hands it out, one value after the other."""
+        self.early += [self.now(side) for side in reversed(sides)]
 
-        What asks the program, or raises, is evaluated when it is taken: in Python's order.
-        """
-        link, values = self.link, []
-        for side in sides:
-            value, link.quiet, link.asked = None, True, False
-            try:
-                value = side()
-            except BaseException as error:
-                if not link.asked and not isinstance(error, Exception):
-                    raise
-                link.asked = True
-            finally:
-                link.quiet = False
-            values.append((side if link.asked else None, value))
-        self.early += reversed(values)
-
-    def taken(self) -> Any:
-        side, value = self.early.pop()
-        return side() if side else value
+    def now(self, side: Any) -> Any:
+        """A function with the value of the side now. It is the side itself if that raises or asks
+        the program: then it is evaluated when it is taken, in Python's order."""
+        self.link.quiet, self.link.asked = True, False
+        try:
+            value = side()
+        except (Exception, Asked):
+            return side
+        finally:
+            self.link.quiet = False
+        return side if self.link.asked else lambda: value
 
     def fail(self, numbers: Any, error: BaseException, only: tuple = (None, PASSED)) -> None:
         for number in numbers:

@@ -198,12 +198,12 @@ class Link:
         numbers, room = [], KEPT_EQUAL if self.compared > COMPARED else math.inf
         for number in reversed(list(wire.objects)):
             x = wire.objects[number]
-            size = 1 + (len(x) if hasattr(x, "__len__") else 0)
-            room -= size
             if room < 0 or sys.getrefcount(x) <= 3:  # in wire.objects, as x, as an argument
                 numbers.append(number)
-            else:
-                self.compared += size
+                continue
+            size = 8 + (len(x) if hasattr(x, "__len__") else 0)
+            self.compared += size
+            room -= size
         return numbers
 
 

@@ -74,7 +74,7 @@ class Plan:
         self.tests: list = []
         self.units: list[Unit] = []
         self.names: set[str] = {self.entry.partition(".")[0], "Solution"} - {""}
-        self.definitions: Any = ""  # code: imports and functions of all texts
+        self.definitions: list = []  # code: what all texts import, define and assign
         self.wanted = self.names  # those that the program sends when it is defined
         self.stops = False  # the tests speak of StopIteration
         self.operators = False  # operators reach the program's objects
@@ -120,9 +120,16 @@ class Plan:
             self.marks = marks
             self.units.append(self.read_unit(tree))
         if len(trees) > 1:  # public texts run first, but may need what others define
-            self.refuse_hidden_names(trees)
-            nodes = [node for tree in trees for node in tree.body if is_definition(node)]
-            self.definitions = compile(ast.Module(nodes, []), "<test>", "exec")
+            parts = [ast.Module([node], []) for node in whole.body if self.defines(node)]
+            self.definitions = [compile(part, "<test>", "exec") for part in parts]
+
+    def defines(self, node: Any) -> bool:
+        """It gives names a meaning without the program."""
+        parts: list = [node.value] if isinstance(node, ast.Assign) else []
+        if isinstance(node, ast.FunctionDef):
+            parts = node.decorator_list + node.args.defaults
+        kinds = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.Assign)
+        return isinstance(node, kinds) and not mentions(ast.Tuple(parts), self.touching)
 
     def find_names(self, tests: ast.Module, reference: ast.Module) -> None:
         """Which names of the tests mean the program's."""
@@ -191,17 +198,6 @@ class Plan:
             )
             if lazy and mentions(node.targets[0], handed):
                 raise Unscorable("a test hands over an iterator that has a name")
-
-    def refuse_hidden_names(self, trees: list) -> None:
-        """A public text runs first, so it cannot use what a hidden one sets."""
-        sets, uses = set(), set()
-        for unit, tree in zip(self.units, trees, strict=True):
-            if unit.public:
-                uses |= names_in(tree) - own_names(tree)
-            else:
-                sets |= own_names(ast.Module([x for x in tree.body if isinstance(x, ast.Assign)]))
-        for name in uses & sets:
-            raise Unscorable(f"a public test uses {name}, which a hidden one sets")
 
     def read_unit(self, tree: ast.Module) -> Unit:
         """Wrap each statement that asserts, and collect the test functions."""
@@ -362,13 +358,6 @@ def is_test(node: ast.AST, called: str) -> bool:
         return False
     check = node.name == "check" and len(node.args.args) == 1 and "check" not in called.split()
     return node.name.startswith("test") or check
-
-
-def is_definition(node: ast.AST) -> bool:
-    """It can be run before the texts that stand before it."""
-    if not isinstance(node, ast.FunctionDef):
-        return is_import(node)
-    return not (node.decorator_list or node.args.defaults or node.args.kw_defaults)
 
 
 def test_functions(tree: ast.Module, called: str) -> list[tuple[str, ast.FunctionDef]]:
