@@ -2,8 +2,15 @@
 
 `Link` sends requests to the program's process (support/sandbox.py) and reads its answers. What is
 no data stays there: `Values` makes a stand-in for it, a `Remote`, which asks for what is done with
-it. A call also brings back what the program did to the arguments, so a list that it changed is
-changed here, too. `show` writes values into feedback. Needs the standard library.
+it. A call f(xs) of a test goes this way:
+
+    Remote.__call__ -> Link.ask    takes down the call for the feedback
+      Link.say                     sends f's number, xs, and what the test changed since last time
+    Program.answer                 (in the other process) runs f and sends value and changes
+      Link.answer -> Wire.read     brings xs to the state that the program left it in
+    Remote.__call__                returns the value, or raises what the program raised
+
+`show` writes values into feedback. Needs the standard library.
 """
 
 import builtins

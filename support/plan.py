@@ -168,10 +168,12 @@ class Plan:
         classes = find(reference, ast.ClassDef)
         self.operators = not reference.body and any(name[:1].isupper() for name in self.names)
         for node in classes:
-            methods = {part.name for part in find(node, ast.FunctionDef)}
+            methods = {part.name: part for part in find(node, ast.FunctionDef)}
+            if "__eq__" in methods and equals_data(methods["__eq__"]):
+                raise Unscorable(f"objects of {node.name} may be equal to plain data")
             bases = " ".join(map(ast.unparse, node.bases + node.decorator_list))
-            refuse_equal_to_data(node)
-            if methods & (OPERATORS | {"__eq__"}) or re.sub(r"\w*(Error|Exception)", "", bases):
+            others = re.sub(r"\w*(Error|Exception)", "", bases)
+            if others or not methods.keys().isdisjoint(OPERATORS | {"__eq__"}):
                 self.operators = True
         modules = own_names(tests, (ast.Import, ast.ImportFrom)) | {"self", "solution"}
         uses = find(tests, ast.Attribute)
@@ -190,12 +192,13 @@ class Plan:
 
     def refuse_named_iterators(self, tests: ast.Module) -> None:
         """An iterator crosses with all its items at once, so no test could go on with it."""
-        calls = [node for node in find(tests, ast.Call) if mentions(node.func, self.names)]
-        handed = {arg.id for call in calls for arg in call.args if isinstance(arg, ast.Name)}
+        handed = set()
+        for node in find(tests, ast.Call):
+            if mentions(node.func, self.names):
+                handed |= {arg.id for arg in node.args if isinstance(arg, ast.Name)}
         for node in find(tests, ast.Assign):
-            lazy = (
-                isinstance(node.value, ast.GeneratorExp) or ast.unparse(node.value)[:5] == "iter("
-            )
+            made = ast.unparse(node.value)
+            lazy = isinstance(node.value, ast.GeneratorExp) or made.startswith("iter(")
             if lazy and mentions(node.targets[0], handed):
                 raise Unscorable("a test hands over an iterator that has a name")
 
@@ -216,7 +219,8 @@ class Plan:
         # A text that asserts nothing, but uses the program, is one test: it may raise.
         plain = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef)
         uses = any(mentions(node, self.touching) for node in body if not isinstance(node, plain))
-        calls_a_check = re.search("(?i)check|verify|test", self.called)
+        calls = " ".join(ast.unparse(node.value.func) for node in tree.body if is_call(node))
+        calls_a_check = re.search("(?i)check|verify|test", calls)
         if not unit.body and not unit.functions and (uses or calls_a_check):
             body = [self.wrap(body, unit.body, body[-1])]
         tree.body = [Order(self.touching).visit(node) for node in body]
@@ -231,11 +235,11 @@ class Plan:
             return
         if find(node, (ast.Yield, ast.YieldFrom)):
             raise Unscorable(f"{node.name} yields")
-        if any(re.match(r"pytest\.mark\.(skipif|usefixtures)\b", mark) for mark in marks):
+        if re.search(r"pytest\.mark\.(skipif|usefixtures)\b", " ".join(marks)):
             raise Unscorable(f"{node.name} has the mark skipif or usefixtures")
         given = {"self", *re.findall(r"\w+", " ".join(marks))}
-        first_default = len(node.args.args) - len(node.args.defaults)
-        needed = {arg.arg for arg in node.args.args[:first_default]} - given
+        without_default = node.args.args[: len(node.args.args) - len(node.args.defaults)]
+        needed = {arg.arg for arg in without_default} - given
         if node.name == "check":
             if not self.entry:
                 raise Unscorable("a test defines check(candidate), but there is no entry_point")
@@ -362,12 +366,13 @@ def is_test(node: ast.AST, called: str) -> bool:
 
 def test_functions(tree: ast.Module, called: str) -> list[tuple[str, ast.FunctionDef]]:
     """(class, function) of those that pytest calls: of one name the last one."""
-    bodies = {"": tree.body} | {x.name: x.body for x in tree.body if isinstance(x, ast.ClassDef)}
-    found = []
-    for owner, body in bodies.items():
-        last = {node.name: node for node in body if is_test(node, called)}
-        found += [(owner, node) for node in last.values()]
-    return sorted(found, key=lambda pair: pair[1].lineno)
+    found = {}
+    for owner in [tree, *(node for node in tree.body if isinstance(node, ast.ClassDef))]:
+        for node in owner.body:
+            if is_test(node, called):
+                found[getattr(owner, "name", ""), node.name] = node
+    tests = [(owner, node) for (owner, _), node in found.items()]
+    return sorted(tests, key=lambda test: test[1].lineno)
 
 
 def asserts(node: ast.AST, helpers: set) -> bool:
@@ -425,15 +430,11 @@ def refuse(tests: ast.Module) -> None:
         refuse_syntax(node)
 
 
-def refuse_equal_to_data(owner: ast.ClassDef) -> None:
-    """For the judge no object of a program is equal to plain data."""
-    for method in find(owner, ast.FunctionDef):
-        for part in find(method, (ast.Compare, ast.Call)) if method.name == "__eq__" else ():
-            sides = list(map(ast.unparse, ast.iter_child_nodes(part)))
-            equal = isinstance(part, ast.Compare) and isinstance(part.ops[0], ast.Eq)
-            data = mentions(part, {kind.__name__ for kind in DATA})
-            if method.args.args[-1].arg in sides and (equal or data):
-                raise Unscorable(f"objects of {owner.name} may be equal to plain data")
+def equals_data(method: ast.FunctionDef) -> bool:
+    """An __eq__ that compares the other object itself, or asks whether it is of a plain type."""
+    other, kinds = method.args.args[-1].arg, "|".join(kind.__name__ for kind in DATA)
+    pattern = rf"== {other}\b(?![.[])|\b{other} ==|isinstance\({other}, [^)]*\b({kinds})\b"
+    return bool(re.search(pattern, ast.unparse(method)))
 
 
 def refuse_syntax(node: Any) -> None:
