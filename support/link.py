@@ -321,14 +321,15 @@ class Remote:
 
     def __getattr__(self, name: str) -> Any:
         link = self._link
-        open_to_tests = link.plan.objects or self._number == MODULE
+        is_module = self is sys.modules.get("solution")  # a program may hand out its module, too
+        open_to_tests = link.plan.objects or is_module
         if name != "__name__" and (name[:2] == "__" or not open_to_tests):
             raise AttributeError(f"{self!r} has no attribute {name!r}")
         if link.empty:
             return Missing(link, None, name)
         if (self._kind, name) in link.values.methods:
             return functools.partial(link.ask, f"{self._label}.{name}", name, self)
-        label = name if self._number == MODULE else f"{self._label}.{name}"
+        label = name if is_module else f"{self._label}.{name}"
         return labelled(link.ask("", getattr, self, name), label)
 
     def __setattr__(self, name: str, value: Any) -> None:

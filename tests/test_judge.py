@@ -376,14 +376,18 @@ def test_no_object_of_a_program_is_equal_to_the_answer():
     assert run(p, anything).tests == [False] * len(texts)
 
 
-def test_a_method_that_was_handed_out_opens_no_object():
-    text = "f('a')\nassert f('x').isupper()"
-    program = (
+def test_what_was_handed_out_opens_no_object():
+    """Neither a method of an object, nor the module, which tests may import."""
+    text = "import solution\nf('a')\nassert f('x').isupper()"
+    method = (
         "class A:\n    def isupper(self): return True\n"
         "def f(x): return A().isupper if x == 'a' else A()"
     )
+    module = "import sys\ndef isupper(): return True\ndef f(x): return sys.modules[__name__]"
     p = problem([text], entry="f", reference="def f(x): return x.upper()")
-    assert run(p, program).reward == 0 and run(p, p.reference).reward == 1
+    assert run(p, p.reference).reward == 1
+    for program in (method, module):
+        assert run(p, program).reward == 0
 
 
 def test_d45_check_is_called():
