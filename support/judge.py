@@ -53,6 +53,7 @@ class Run:
         self.link = Link(plan, code, limits, control, empty)
         self.outcomes: list = [None] * len(plan.tests)
         self.reached: set = set()
+        self.program: dict = {}  # what names of the program mean in the tests
         self.early: list = []  # functions that give what was evaluated first, see plan.Order
 
     def result(self) -> dict:
@@ -231,14 +232,15 @@ class Run:
     def now(self, side: Any) -> Any:
         """A function with the value of the side now. It is the side itself if that raises or asks
         the program: then it is evaluated when it is taken, in Python's order."""
-        self.link.quiet, self.link.asked = True, False
+        link = self.link
+        was_quiet, link.quiet, link.asked = link.quiet, True, False
         try:
             value = side()
         except (Exception, Asked):
             return side
         finally:
-            self.link.quiet = False
-        return side if self.link.asked else lambda: value
+            link.quiet = was_quiet
+        return side if link.asked else lambda: value
 
     def fail(self, numbers: Any, error: BaseException, only: tuple = (None, PASSED)) -> None:
         for number in numbers:
