@@ -27,12 +27,11 @@ that has started gives a result within `bound(timeout)` seconds, 70 by default, 
 there are; else the trainer ends the judge and all the rest. When the trainer dies, so do they.
 
 What differs from one process: a program's objects stay in its process. The judge sees stand-ins,
-which never equal plain data. A program may change lists and dicts that it was given: after each
-call the judge copies the changes back, for all that was handed over while that is 2,000 elements
-together, else for the arguments of this call. If a problem's tests need more than
-this, it is "unscorable". That is found when it is loaded, by a program that defines nothing.
-Standard library only; Linux in full, macOS in part. MURPHY_ISOLATION=plain, for tests, leaves the
-namespaces out.
+which never equal plain data. A program may change lists and dicts that it was given: each answer
+brings the changes back (after very many calls only those of the newest). What a test compares with
+a call is evaluated before it, so `assert f(xs) == len(xs)` means the old length. If tests need more
+than this, a problem is "unscorable": a program that defines nothing finds that at load. Standard
+library only; Linux in full, macOS in part. MURPHY_ISOLATION=plain leaves the namespaces out.
 
     python executor.py        known programs and their verdicts
 """
@@ -165,9 +164,8 @@ def bound(timeout: float) -> float:
 
 def verdict(status: str, feedback: str, tests: list, public: bool = False, seconds: float = 0.0):
     """A Result with its counts."""
-    passed, total = sum(tests), len(tests)
-    reward = passed / max(1, total)
-    return Result(passed, total, reward, status, feedback, tests, public, seconds)
+    reward = sum(tests) / max(1, len(tests))
+    return Result(sum(tests), len(tests), reward, status, feedback, tests, public, seconds)
 
 
 def _score(pool: Any, pair: tuple) -> Result:
@@ -373,9 +371,7 @@ def escape(text: str) -> str:
     >>> escape("a<|im_end|>\\n\\u202e<object at 0x7f3a>")
     'a<\\\\|im_end|>\\\\n\\\\u202e<object at 0x...>'
     """
-    if not text.isprintable():
-        parts = [c if c.isprintable() else c.encode("unicode_escape").decode() for c in text]
-        text = "".join(parts)
+    text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
     text = INVISIBLE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
     text = re.sub(r"\bat 0x[0-9a-fA-F]+", "at 0x...", text)  # another address in each run
     return MARKS.sub(lambda match: match[0] + "\\", text)

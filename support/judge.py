@@ -29,11 +29,10 @@ import socket
 import sys
 import tempfile
 import time
-import types
 from typing import Any
 
 from support import confine
-from support.link import NOTHING, Died, Link, Missing, Remote, message, show
+from support.link import MODULE, NOTHING, Asked, Died, Link, Missing, Remote, message, show
 from support.plan import Plan, Unscorable
 from support.sandbox import zygote
 from support.wire import Wire, receive, send, shorten
@@ -54,7 +53,8 @@ class Run:
         self.link = Link(plan, code, limits, control, empty)
         self.outcomes: list = [None] * len(plan.tests)
         self.reached: set = set()
-        self.second: list = []  # right sides of comparisons that were evaluated first
+        self.program: dict = {}  # what names of the program mean in the tests
+        self.early: list = []  # functions that give what was evaluated first, see plan.Order
 
     def result(self) -> dict:
         """Run all tests, public ones first, so that no hidden argument reaches their feedback."""
@@ -143,25 +143,25 @@ class Run:
         return value
 
     def run_code(self) -> None:
-        link, found = self.link, self.link.start()
-        missing = {name: Missing(link, None, name) for name in self.plan.names - set(found)}
-        module = types.ModuleType("solution")
-        for name, value in {**found, **(missing if link.empty else {})}.items():
-            setattr(module, name, value)
-        sys.modules["solution"] = module
+        missing = {name: Missing(self.link, None, name) for name in self.plan.names}
+        self.program = missing | self.link.start()
+        sys.modules["solution"] = Remote(self.link, MODULE, "solution")
         space = {"__name__": "test"}
         hooks = {
             "__test__": self.test,
             "__first__": self.first,
-            "__second__": self.second.pop,
+            "__taken__": lambda: self.early.pop()(),
             "__equal__": equal,
             "__type__": kind_of,
         }
         for line in self.plan.imports:  # a test may use what the solution imports
             with contextlib.suppress(ImportError):
                 exec(line, space)
-        space |= missing | found | hooks
+        space |= self.program | hooks
         exec(self.plan.context, space)
+        for part in self.plan.definitions:
+            with contextlib.suppress(Exception):  # it fails again in its own text
+                exec(part, space)
         for unit in sorted(self.plan.units, key=lambda unit: not unit.public):
             broken = self.attempt(unit.body, exec, unit.code, space)
             for owner, name, numbers in unit.functions:
@@ -173,8 +173,7 @@ class Run:
     def call_test(self, space: dict, owner: str, name: str, numbers: list) -> None:
         """Call a test function, once for each row of its parameters."""
         if name == "check":
-            found = getattr(sys.modules["solution"], self.plan.entry, space[self.plan.entry])
-            space["check"](found)
+            space["check"](self.entry(self.program))
             return
         function = getattr(space[owner], name) if owner else space[name]
         rows: list[dict] = [{}]
@@ -226,21 +225,22 @@ class Run:
         if problem:
             raise problem
 
-    def first(self, left: Any, right: Any) -> Any:
-        """The left side of a comparison. The right one is evaluated first if it asks nothing."""
-        link, value = self.link, None
-        link.quiet, link.asked = True, False
+    def first(self, *sides: Any) -> None:
+        """Evaluate what a test wants first; __taken__() hands it out, one value after the other."""
+        self.early += [self.now(side) for side in reversed(sides)]
+
+    def now(self, side: Any) -> Any:
+        """A function with the value of the side now. It is the side itself if that raises or asks
+        the program: then it is evaluated when it is taken, in Python's order."""
+        link = self.link
+        was_quiet, link.quiet, link.asked = link.quiet, True, False
         try:
-            value = right()
-        except BaseException as error:
-            if not link.asked and not isinstance(error, Exception):
-                raise
-            link.asked = True  # it may need what the left side does: then in Python's order
+            value = side()
+        except (Exception, Asked):
+            return side
         finally:
-            link.quiet = False
-        result = left()
-        self.second.append(right() if link.asked else value)
-        return result
+            link.quiet = was_quiet
+        return side if link.asked else lambda: value
 
     def fail(self, numbers: Any, error: BaseException, only: tuple = (None, PASSED)) -> None:
         for number in numbers:

@@ -2,8 +2,15 @@
 
 `Link` sends requests to the program's process (support/sandbox.py) and reads its answers. What is
 no data stays there: `Values` makes a stand-in for it, a `Remote`, which asks for what is done with
-it. A call also brings back what the program did to the arguments, so a list that it changed is
-changed here, too. `show` writes values into feedback. Needs the standard library.
+it. A call f(xs) of a test goes this way:
+
+    Remote.__call__ -> Link.ask    takes down the call for the feedback
+      Link.say                     sends f's number, xs, and what the test changed since last time
+    Program.answer                 (in the other process) runs f and sends value and changes
+      Link.answer -> Wire.read     brings xs to the state that the program left it in
+    Remote.__call__                returns the value, or raises what the program raised
+
+`show` writes values into feedback. Needs the standard library.
 """
 
 import builtins
@@ -12,18 +19,22 @@ import functools
 import gc
 import itertools
 import json
+import math
 import reprlib
 import signal
 import socket
 import sys
 import time
+import types
 from typing import Any
 
 from support.plan import OPERATORS, Plan, Unscorable, is_exception_class
 from support.wire import CHANGEABLE, SHARED, Wire, receive, send, shorten
 
 NOTHING = object()  # no value: nothing was called, or it gave none
+COMPARED = 20_000_000  # elements that are compared to find changes; then KEPT_EQUAL counts
 KEPT_EQUAL = 2000  # elements of the containers that both sides hold
+MODULE = 0  # the number of the program's module, a stand-in like any other
 TURN = 0.01  # seconds of each wait that are the machine's, not the program's
 
 
@@ -47,6 +58,7 @@ class Link:
         self.quiet = self.asked = False  # asking is not allowed now; it was tried
         self.last: Any = None  # the last call as (its line of code, its value)
         self.cpu_seconds = 0.0
+        self.compared = 0  # elements that were compared to find changes
         self.values = Values(self)
 
     def launch(self, source: int = 0, sink: int = 1) -> None:
@@ -64,11 +76,12 @@ class Link:
             "context": self.plan.context,
             "code": self.code,
             "names": sorted(self.plan.names),
+            "wanted": sorted(self.plan.wanted),
         }
         self.say(json.dumps(start))
 
     def start(self) -> dict:
-        """Define the program; what it has of the names that the tests use."""
+        """Define the program; what it has of the names that the tests use bare."""
         self.launch()
         try:
             found = self.answer()
@@ -79,11 +92,8 @@ class Link:
         if not isinstance(found, dict):
             self.die("error", "sent something that is no answer")
         # No other name: the program must not hand over an `abs` or a hook of the judge.
-        found = {name: found[name] for name in sorted(self.plan.names) if name in found}
-        for name, value in found.items():
-            if isinstance(value, Remote):
-                object.__setattr__(value, "_label", name)
-        return found
+        wanted = sorted(self.plan.wanted & found.keys())
+        return {name: labelled(found[name], name) for name in wanted}
 
     def stop(self) -> tuple:
         """End the program: (its exit code, whether it used up its time)."""
@@ -117,8 +127,11 @@ class Link:
             raise self.death
         try:
             begin = time.monotonic()
-            text = receive(self.socket, self.limits["output_bytes"], max(0.001, self.patience))
+            limit = self.limits["output_bytes"]
+            text = receive(self.socket, limit, max(0.001, self.patience))
             self.patience -= max(0.0, time.monotonic() - begin - TURN)
+            if text.count("[") > 1000 + limit / 16:  # a container takes far more than its bytes
+                raise OverflowError
             raised, value = self.wire.read(text)
         except TimeoutError:
             self.die("timeout", "ran out of time")
@@ -130,7 +143,8 @@ class Link:
             self.die("error", "sent something that is no answer")
         if not raised:
             return value
-        if isinstance(value, StopIteration) and function not in ("take items", "__next__"):
+        may_stop = self.plan.stops or function in ("take items", "__next__")
+        if isinstance(value, StopIteration) and not may_stop:
             raise RuntimeError("the program raised StopIteration")  # else it would end a map()
         raise value
 
@@ -149,15 +163,18 @@ class Link:
             how = "ended before it answered"
         self.die("error", how)
 
+    def must_not_be_quiet(self) -> None:
+        if self.quiet:
+            self.asked = True
+            raise Asked
+
     def ask(self, label: str, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Have the program do function(*args, **kwargs).
 
         function: a stand-in, a builtin, or the name of a method of the first argument. label: what
         the feedback calls it ("": the feedback does not tell of it).
         """
-        if self.quiet:
-            self.asked = True
-            raise Asked
+        self.must_not_be_quiet()
         if label:
             shown = args[1:] if isinstance(function, str) else args  # without the owner of a method
             self.last = (shown_call(label, shown, kwargs), NOTHING)
@@ -180,14 +197,20 @@ class Link:
         return value
 
     def unseen(self, wire: Wire) -> list:
-        """The numbers of containers that no test can see any more, and of old ones if there are
-        many. So a turn costs the same after many calls. They are not kept equal any longer."""
-        numbers, room = [], KEPT_EQUAL
+        """The numbers of containers that need not be kept equal any longer.
+
+        No test can see them any more. Or they are old, and comparing all that both sides hold has
+        cost too much so far: then only the newest stay.
+        """
+        numbers, room = [], KEPT_EQUAL if self.compared > COMPARED else math.inf
         for number in reversed(list(wire.objects)):
             x = wire.objects[number]
-            room -= 1 + (len(x) if hasattr(x, "__len__") else 0)
             if room < 0 or sys.getrefcount(x) <= 3:  # in wire.objects, as x, as an argument
                 numbers.append(number)
+                continue
+            size = 8 + (len(x) if hasattr(x, "__len__") else 0)
+            self.compared += size
+            room -= size
         return numbers
 
 
@@ -196,26 +219,19 @@ class Values:
 
     def __init__(self, link: Link) -> None:
         self.link = link
-        self.guarded: set = set()  # ids of what no program may change
         self.known: dict = {}  # stand-ins by the program's number, their classes by name
         self.methods: set = set()  # (class, name) of attributes that were found to be methods
-        self.streams: dict = {}  # iterators: id -> (stand-in, iterator)
 
     def may_change(self, x: Any) -> bool:
         """No program changes what modules of this process hold, such as keyword.kwlist."""
-        if not self.guarded:
-            modules = [module for name, module in sys.modules.items() if name != "solution"]
-            held = gc.get_referents(*gc.get_referents(*modules))
-            self.guarded = {id(x) for x in held if isinstance(x, CHANGEABLE)}
-        return id(x) not in self.guarded
+        return id(x) not in held_by_modules(len(sys.modules))
 
     def export(self, x: Any, wire: Wire) -> list:
         """What of the judge is no data, for the program."""
         if isinstance(x, Missing):
             return ["missing"]
-        owner = x if isinstance(x, Remote) else self.streams.get(id(x), (None,))[0]
-        if owner is not None:
-            return ["object", owner._number]
+        if isinstance(x, Remote):
+            return ["object", x._number]
         name = getattr(x, "__name__", None)
         if isinstance(name, str) and getattr(builtins, name, self) is x:
             return ["shared", name]
@@ -237,6 +253,8 @@ class Values:
         """The stand-in for an object. Each class of the program has one of its own."""
         if number not in self.known:
             name = f"class {kind}"
+            if len(self.known) > 200_000:
+                raise ValueError("more objects than any test needs")
             if name not in self.known:
                 self.known[name] = type(kind, (Remote,), {})
             self.known[number] = self.known[name](self.link, int(number), kind)
@@ -249,16 +267,15 @@ class Values:
         return functools.partial(self.link.ask, f"{owner._label}.{name}", name, owner)
 
     def load_stream(self, wire: Wire, number: int, is_generator: bool) -> Any:
-        remote = Remote(self.link, number, "iterator")
-        stream = self.stream(remote) if is_generator else itertools.chain(self.stream(remote))
-        self.streams[id(stream)] = (remote, stream)
+        stream = (Generator if is_generator else Stream)(self.link, int(number), "iterator")
+        object.__setattr__(stream, "_items", self.items(stream))
         return stream
 
-    def stream(self, remote: Any) -> Any:
+    def items(self, stream: Any) -> Any:
         """The items of an iterator of the program: the first ones singly, then in batches."""
         for size in itertools.chain([1] * 8, (2**n for n in range(1, 10)), itertools.repeat(1000)):
             try:
-                items = self.link.ask("", "take items", remote, size)
+                items = self.link.ask("", "take items", stream, size)
             except StopIteration:
                 return
             yield from items
@@ -270,13 +287,25 @@ class Values:
             args = (text,)
         while not is_exception_class(kind):
             (module, name), *lineage = lineage
-            kind = getattr(sys.modules.get(module), name, None)
+            if module != "solution":
+                kind = getattr(sys.modules.get(module), name, None)
         try:
             error = kind.__new__(kind, *args)
         except Exception:
             error = RuntimeError.__new__(RuntimeError)
         error.args, error._line, error._text = args, int(line), str(text)
         return error
+
+
+@functools.lru_cache(2)
+def held_by_modules(count: int) -> dict:
+    """The containers that modules of this process hold, at any depth. count: of the modules."""
+    found = {id(sys.modules.get("solution")): None}  # the program's: not to be followed
+    new = {id(x): x for name, x in sys.modules.items() if name != "solution"}
+    while new:
+        found |= new
+        new = {id(x): x for x in gc.get_referents(*new.values()) if id(x) not in found}
+    return {number: x for number, x in found.items() if isinstance(x, CHANGEABLE)}
 
 
 class Remote:
@@ -292,18 +321,22 @@ class Remote:
 
     def __getattr__(self, name: str) -> Any:
         link = self._link
-        asked = name in ("__name__", "__doc__") or (link.plan.objects and name[:2] != "__")
-        if not asked:
+        is_module = self is sys.modules.get("solution")  # a program may hand out its module, too
+        open_to_tests = link.plan.objects or is_module
+        if name != "__name__" and (name[:2] == "__" or not open_to_tests):
             raise AttributeError(f"{self!r} has no attribute {name!r}")
+        if link.empty:
+            return Missing(link, None, name)
         if (self._kind, name) in link.values.methods:
             return functools.partial(link.ask, f"{self._label}.{name}", name, self)
-        value = link.ask("", getattr, self, name)
-        if isinstance(value, Remote):
-            object.__setattr__(value, "_label", f"{self._label}.{name}")
-        return value
+        label = name if is_module else f"{self._label}.{name}"
+        return labelled(link.ask("", getattr, self, name), label)
 
     def __setattr__(self, name: str, value: Any) -> None:
         self._link.ask("", setattr, self, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        self._link.ask("", delattr, self, name)
 
     def __instancecheck__(self, x: Any) -> bool:
         return isinstance(x, Remote) and self._link.ask("", isinstance, x, self)
@@ -339,6 +372,28 @@ def operator_method(name: str) -> Any:
 
 for operator_name in OPERATORS - {"__hash__"}:
     setattr(Remote, operator_name, operator_method(operator_name))
+
+
+def labelled(value: Any, label: str) -> Any:
+    """The value; a stand-in gets the name that the feedback gives it."""
+    if isinstance(value, Remote):
+        object.__setattr__(value, "_label", label)
+    return value
+
+
+class Stream(Remote):
+    """A stand-in for an iterator of the program."""
+
+    def __iter__(self) -> Any:
+        return self
+
+    def __next__(self) -> Any:
+        self._link.must_not_be_quiet()
+        return next(self._items)
+
+
+class Generator(Stream):
+    __class__ = types.GeneratorType  # what isinstance(x, types.GeneratorType) asks for
 
 
 class Missing(Remote):

@@ -37,9 +37,10 @@ UNHOSTED = {  # what a test file may not use
         "open eval exec locals globals get_type_hints redirect_stdout redirect_stderr stdout stdin "
         "stderr argv setrecursionlimit seed send throw mock patch fixture warns deprecated_call "
         "importorskip skip xfail setUp setUpClass setup_method setup_class setup_function "
-        "setup_module setUpModule tearDown teardown_method __init__"
+        "setup_module setUpModule tearDown teardown_method __init__ __doc__ __cause__ __context__"
     ),
 }
+MOVERS = words("next pop popleft popitem send")  # calls that change what they are given
 DATA = (str, bytes, list, tuple, dict, set, int, float, complex, range, collections.Counter)
 METHODS = set(itertools.chain(*map(dir, DATA))) | words("popleft appendleft all any tolist")
 FIELDS = words("value shape dtype ndim size T real imag args __name__")  # of data that are read
@@ -72,7 +73,10 @@ class Plan:
         self.kind, self.entry, self.context = kind, entry or "", context or ""
         self.tests: list = []
         self.units: list[Unit] = []
-        self.names: set[str] = {self.entry.partition(".")[0], "Solution"}
+        self.names: set[str] = {self.entry.partition(".")[0], "Solution"} - {""}
+        self.definitions: list = []  # code: what all texts import, define and assign
+        self.wanted = self.names  # those that the program sends when it is defined
+        self.stops = False  # the tests speak of StopIteration
         self.operators = False  # operators reach the program's objects
         self.objects = kind == "functional"  # attributes reach the program's objects
         if kind not in ("assert", "stdin", "functional"):
@@ -107,30 +111,51 @@ class Plan:
         self.find_names(whole, reference)
         self.find_objects(whole, reference)
         self.refuse_own_exceptions(whole)
+        self.refuse_named_iterators(whole)
+        self.called = " ".join(ast.unparse(node.value.func) for node in whole.body if is_call(node))
+        functions = [x for x in find(whole, ast.FunctionDef) if not is_test(x, self.called)]
+        self.helpers = closure(functions, asserts, set())
+        self.touching = self.names | closure(functions, mentions, self.names)
         for tree, (_, *marks) in zip(trees, items, strict=True):
             self.marks = marks
             self.units.append(self.read_unit(tree))
+        if len(trees) > 1:  # public texts run first, but may need what others define
+            parts = [ast.Module([node], []) for node in whole.body if self.defines(node)]
+            self.definitions = [compile(part, "<test>", "exec") for part in parts]
+
+    def defines(self, node: Any) -> bool:
+        """It gives names a meaning without the program."""
+        parts: list = [node.value] if isinstance(node, ast.Assign) else []
+        if isinstance(node, ast.FunctionDef):
+            parts = node.decorator_list + node.args.defaults
+        kinds = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.Assign)
+        return isinstance(node, kinds) and not mentions(ast.Tuple(parts), self.touching)
 
     def find_names(self, tests: ast.Module, reference: ast.Module) -> None:
         """Which names of the tests mean the program's."""
         self.imports = [ast.unparse(node) for node in reference.body if is_import(node)]
-        self.names = {self.entry} - {""}
+        self.names, modules = {self.entry.partition(".")[0]}, {"solution"}
+        used = names_in(tests)
         for node in reference.body:
-            self.names |= {getattr(node, "name", self.entry)} - {""}
+            self.names |= {getattr(node, "name", "")}
             for target in getattr(node, "targets", ()):
                 self.names |= {part.id for part in find(target, ast.Name)}
-        for node in find(tests, ast.ImportFrom):
-            if node.module == "solution":
-                self.names |= {alias.name for alias in node.names}
-        for node in find(tests, ast.Attribute):
-            if ast.unparse(node.value) == "solution":
-                self.names.add(node.attr)
+        for node in filter(is_import, ast.walk(tests)):
+            for alias in node.names:
+                if getattr(node, "module", "") == "solution":
+                    self.names |= {alias.name, alias.asname or alias.name}
+                elif alias.name == "solution":
+                    modules.add(alias.asname or alias.name)
+        uses = find(tests, ast.Attribute)
+        self.names |= modules | {node.attr for node in uses if ast.unparse(node.value) in modules}
         if not reference.body or "*" in self.names:  # all that nobody else defines
-            used = {node.id for node in find(tests, ast.Name)}
-            modules = {getattr(node.value, "id", "") for node in find(tests, ast.Attribute)}
+            owners = {getattr(node.value, "id", "") for node in uses}
             self.names |= used - own_names(tests) - set(dir(builtins))
-            self.names -= modules & sys.stdlib_module_names
-        self.names -= {"*"}
+            self.names -= owners & sys.stdlib_module_names
+        self.names -= {"*", ""}
+        self.wanted = self.names & (used | words(self.entry.replace(".", " ")))
+        self.wanted |= self.names & set(re.findall(r"\w+", self.context))
+        self.stops = "StopIteration" in used
 
     def find_objects(self, tests: ast.Module, reference: ast.Module) -> None:
         """Whether tests may use operators and attributes of the program's objects.
@@ -143,9 +168,12 @@ class Plan:
         classes = find(reference, ast.ClassDef)
         self.operators = not reference.body and any(name[:1].isupper() for name in self.names)
         for node in classes:
-            methods = {part.name for part in find(node, ast.FunctionDef)}
+            methods = {part.name: part for part in find(node, ast.FunctionDef)}
+            if "__eq__" in methods and equals_data(methods["__eq__"]):
+                raise Unscorable(f"objects of {node.name} may be equal to plain data")
             bases = " ".join(map(ast.unparse, node.bases + node.decorator_list))
-            if methods & (OPERATORS | {"__eq__"}) or re.sub(r"\w*(Error|Exception)", "", bases):
+            others = re.sub(r"\w*(Error|Exception)", "", bases)
+            if others or not methods.keys().isdisjoint(OPERATORS | {"__eq__"}):
                 self.operators = True
         modules = own_names(tests, (ast.Import, ast.ImportFrom)) | {"self", "solution"}
         uses = find(tests, ast.Attribute)
@@ -162,35 +190,40 @@ class Plan:
             if mentions(node, self.names - set(dir(builtins))):
                 raise Unscorable(f"a test expects {ast.unparse(node)}, a class of the solution")
 
+    def refuse_named_iterators(self, tests: ast.Module) -> None:
+        """An iterator crosses with all its items at once, so no test could go on with it."""
+        handed = set()
+        for node in find(tests, ast.Call):
+            if mentions(node.func, self.names):
+                handed |= {arg.id for arg in node.args if isinstance(arg, ast.Name)}
+        for node in find(tests, ast.Assign):
+            made = ast.unparse(node.value)
+            lazy = isinstance(node.value, ast.GeneratorExp) or made.startswith("iter(")
+            if lazy and mentions(node.targets[0], handed):
+                raise Unscorable("a test hands over an iterator that has a name")
+
     def read_unit(self, tree: ast.Module) -> Unit:
         """Wrap each statement that asserts, and collect the test functions."""
-        unit, body, tests = Unit(self.marks[1]), [], []
-        called = " ".join(ast.unparse(node.value.func) for node in tree.body if is_call(node))
-        functions = [node for node in find(tree, ast.FunctionDef) if not is_test(node, called)]
-        self.helpers = closure(functions, asserts, set())
-        touching = self.names | closure(functions, mentions, self.names)
+        unit, body = Unit(self.marks[1]), []
         for node in tree.body:
             if isinstance(node, ast.If) and "__name__" in ast.unparse(node.test):
                 continue
-            if isinstance(node, ast.ClassDef):
-                tests += [(node.name, part) for part in node.body if is_test(part, called)]
-            elif is_test(node, called):
-                tests.append(("", node))
-            else:
+            if not isinstance(node, ast.ClassDef) and not is_test(node, self.called):
                 inner = [] if isinstance(node, ast.FunctionDef) else find(node, ast.FunctionDef)
-                if any(is_test(part, called) for part in inner):
+                if any(is_test(part, self.called) for part in inner):
                     raise Unscorable("a test function stands below an if, a try or a with")
                 node = self.statement(node, unit.body)
             body.append(node)
-        for owner, node in tests:
+        for owner, node in test_functions(tree, self.called):
             self.read_function(unit, owner, node)
         # A text that asserts nothing, but uses the program, is one test: it may raise.
         plain = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef)
-        uses = any(mentions(node, touching) for node in body if not isinstance(node, plain))
-        calls_a_check = re.search("(?i)check|verify|test", called)
+        uses = any(mentions(node, self.touching) for node in body if not isinstance(node, plain))
+        calls = " ".join(ast.unparse(node.value.func) for node in tree.body if is_call(node))
+        calls_a_check = re.search("(?i)check|verify|test", calls)
         if not unit.body and not unit.functions and (uses or calls_a_check):
             body = [self.wrap(body, unit.body, body[-1])]
-        tree.body = [Asserts(touching).visit(node) for node in body]
+        tree.body = [Order(self.touching).visit(node) for node in body]
         unit.code = compile(ast.fix_missing_locations(tree), "<test>", "exec")
         return unit
 
@@ -202,10 +235,11 @@ class Plan:
             return
         if find(node, (ast.Yield, ast.YieldFrom)):
             raise Unscorable(f"{node.name} yields")
-        if any(re.match(r"pytest\.mark\.(skipif|usefixtures)\b", mark) for mark in marks):
+        if re.search(r"pytest\.mark\.(skipif|usefixtures)\b", " ".join(marks)):
             raise Unscorable(f"{node.name} has the mark skipif or usefixtures")
         given = {"self", *re.findall(r"\w+", " ".join(marks))}
-        needed = {arg.arg for arg in node.args.args} - given
+        without_default = node.args.args[: len(node.args.args) - len(node.args.defaults)]
+        needed = {arg.arg for arg in without_default} - given
         if node.name == "check":
             if not self.entry:
                 raise Unscorable("a test defines check(candidate), but there is no entry_point")
@@ -234,53 +268,72 @@ class Plan:
         return block
 
 
-class Asserts(ast.NodeTransformer):
-    """Rewrite comparisons in asserts, so that both sides are known when they differ.
+class Order(ast.NodeTransformer):
+    """Evaluate first what does not use the program.
 
-    The side that does not use the program is evaluated first. Else a program that empties its
-    argument would buy `assert f(xs) == sorted(xs)`, which becomes
+    Else a program that empties its argument would buy `assert f(xs) == sorted(xs)`, which becomes
 
-        __equal__(__first__(lambda: f(xs), lambda: sorted(xs)), __second__())
+        (__first__(lambda: sorted(xs)), __equal__(f(xs), __taken__()))[1]
+
+    This holds for the sides of a comparison or an operation, and for the arguments of a call. In
+    Python's order stay plain names, what moves an iterator, and what takes from a container.
     """
 
     def __init__(self, touching: set) -> None:
         self.touching = touching  # names that may use the program
-        self.inside = False  # an assert
+        self.moved: set = set()  # nodes that are evaluated first
+
+    def visit(self, node: ast.AST) -> ast.AST:
+        if node in self.moved:
+            return parsed("__taken__()")
+        first = self.movable(node) if isinstance(node, (ast.Compare, ast.BinOp, ast.Call)) else []
+        self.moved.update(first)
+        node = super().visit(node)
+        if not first:
+            return node
+        pair = parsed("(__first__(), 0)[1]")
+        pair.value.elts[1] = node
+        for side in first:
+            self.moved.remove(side)
+            early = parsed("lambda: 0")
+            early.body = self.visit(side)
+            pair.value.elts[0].args.append(early)
+        return pair
+
+    def movable(self, node: ast.AST) -> list:
+        """The sides that stand after a call and do not use the program."""
+        found, after_call = [], False
+        for side in ast.iter_child_nodes(node):
+            value = side
+            while isinstance(value, (ast.keyword, ast.Starred, ast.NamedExpr)):
+                value = value.value  # sorted(xs) of `f(xs) == (want := sorted(xs))`
+            called = {ast.unparse(x.func).rpartition(".")[2] for x in find(value, ast.Call)}
+            fixed = isinstance(value, (ast.Name, ast.Lambda)) or called & MOVERS
+            used = names_in(value)
+            if after_call and used and not fixed and used.isdisjoint(self.touching):
+                found.append(value)
+                if find(value, (ast.NamedExpr, ast.Yield, ast.YieldFrom)):
+                    raise Unscorable("a test has := or yield beside a call of the solution")
+            after_call = after_call or bool(called)
+        return found
 
     def visit_Assert(self, node: ast.Assert) -> ast.stmt:
-        if isinstance(node.test, ast.Constant):
-            return node
         node.msg = None  # nobody sees it
-        self.inside = True
-        self.generic_visit(node)
-        self.inside = False
         test = node.test
         if isinstance(test, ast.Compare) and [type(op) for op in test.ops] == [ast.Eq]:
-            sides = [test.left, test.comparators[0]]
-            return ast.Expr(ast.Call(ast.Name("__equal__", ast.Load()), sides, []))
-        return node
-
-    def visit_Compare(self, node: ast.Compare) -> ast.expr:
-        self.generic_visit(node)
-        if self.inside and len(node.ops) == 1:
-            node.left, node.comparators[0] = self.reorder(node.left, node.comparators[0])
-        return node
+            call = parsed("__equal__()")
+            call.args = [test.left, test.comparators[0]]
+            node = ast.Expr(call)
+        return self.generic_visit(node)
 
     def visit_Call(self, node: ast.Call) -> ast.expr:
-        self.generic_visit(node)
         if ast.unparse(node.func) == "type" and len(node.args) == 1:
             node.func = ast.Name("__type__", ast.Load())
-        return node
+        return self.generic_visit(node)
 
-    def reorder(self, left: ast.expr, right: ast.expr) -> tuple:
-        """The two sides, the right one first if only the left one uses the program."""
-        fixed = (ast.NamedExpr, ast.Await, ast.Yield, ast.Starred)
-        plain = not find(left, ast.Call) or not find(right, ast.Name)
-        if plain or mentions(right, self.touching) or find(left, fixed) or find(right, fixed):
-            return left, right
-        first = ast.parse("__first__(lambda: 0, lambda: 0)", mode="eval").body
-        first.args[0].body, first.args[1].body = left, right
-        return first, ast.parse("__second__()", mode="eval").body
+
+def parsed(expression: str) -> Any:
+    return ast.parse(expression, mode="eval").body
 
 
 def find(tree: ast.AST, kinds: Any) -> list:
@@ -295,8 +348,12 @@ def is_call(node: ast.AST) -> bool:
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
 
 
+def names_in(node: ast.AST) -> set:
+    return {part.id for part in find(node, ast.Name)}
+
+
 def mentions(node: ast.AST, names: set) -> bool:
-    return any(part.id in names for part in find(node, ast.Name))
+    return not names_in(node).isdisjoint(names)
 
 
 def is_test(node: ast.AST, called: str) -> bool:
@@ -305,6 +362,17 @@ def is_test(node: ast.AST, called: str) -> bool:
         return False
     check = node.name == "check" and len(node.args.args) == 1 and "check" not in called.split()
     return node.name.startswith("test") or check
+
+
+def test_functions(tree: ast.Module, called: str) -> list[tuple[str, ast.FunctionDef]]:
+    """(class, function) of those that pytest calls: of one name the last one."""
+    found = {}
+    for owner in [tree, *(node for node in tree.body if isinstance(node, ast.ClassDef))]:
+        for node in owner.body:
+            if is_test(node, called):
+                found[getattr(owner, "name", ""), node.name] = node
+    tests = [(owner, node) for (owner, _), node in found.items()]
+    return sorted(tests, key=lambda test: test[1].lineno)
 
 
 def asserts(node: ast.AST, helpers: set) -> bool:
@@ -360,6 +428,13 @@ def refuse(tests: ast.Module) -> None:
         for word in set() if mark else used & UNHOSTED["word"]:
             raise Unscorable(f"a test uses {word}")
         refuse_syntax(node)
+
+
+def equals_data(method: ast.FunctionDef) -> bool:
+    """An __eq__ that compares the other object itself, or asks whether it is of a plain type."""
+    other, kinds = method.args.args[-1].arg, "|".join(kind.__name__ for kind in DATA)
+    pattern = rf"== {other}\b(?![.[])|\b{other} ==|isinstance\({other}, [^)]*\b({kinds})\b"
+    return bool(re.search(pattern, ast.unparse(method)))
 
 
 def refuse_syntax(node: Any) -> None:

@@ -101,7 +101,11 @@ KINDS = {  # kind: (type, the parts of a value, the value from its parts; None: 
     "frozenset": (frozenset, list, lambda *parts: frozenset(parts)),
     "bytes": (bytes, lambda x: [x.decode("latin-1")], lambda text: text.encode("latin-1")),
     "int": (int, lambda x: [hex(checked(x))], lambda text: checked(int(text, 16))),
-    "range": (range, lambda x: [x.start, x.stop, x.step], lambda *parts: checked(range(*parts))),
+    "range": (
+        range,
+        lambda x: [checked(x).start, x.stop, x.step],
+        lambda *parts: checked(range(*parts)),
+    ),
     "complex": (complex, lambda x: [x.real, x.imag], complex),
     "keys": (type({}.keys()), list, lambda *parts: dict.fromkeys(parts).keys()),
     "values": (type({}.values()), list, lambda *parts: dict(enumerate(parts)).values()),
@@ -126,8 +130,8 @@ def kind_of(x: Any) -> str | None:
 class Wire:
     """Values as JSON, and the containers that both sides hold, kept equal.
 
-    A message is [gone, changes, value, ...]: the numbers that both sides forget after it, the new
-    contents of what this side changed since the last message, and values. What is no data goes
+    A message is [gone, changes, value, ...]: numbers that both sides forget after the changes, the
+    new contents of what this side changed since the last message, and values. What is no data goes
     through other.export(x, wire), and comes through other.load(kind, parts, wire).
 
     >>> wire, a = Wire(), [3, 1]
@@ -154,15 +158,15 @@ class Wire:
                 changed[number] = new
         try:
             changes = [(number, self.pack_all(new)) for number, new in changed.items()]
+            for number in gone:  # before the values: the other side forgets them there, too
+                self.forget(number)
             text = json.dumps([gone, changes, *map(self.pack, values)])
         except BaseException:
             for number in range(first, self.count):  # the other side never met them
                 self.forget(number)
             self.count = first
             raise
-        self.before |= changed
-        for number in gone:
-            self.forget(number)
+        self.before |= {number: new for number, new in changed.items() if number in self.objects}
         self.remember(first)
         return text
 

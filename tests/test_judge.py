@@ -346,7 +346,9 @@ def test_nothing_of_the_judge_is_changed_for_the_next_program():
     cases = functional(([[3, 1, 2]], [1, 2, 3]), ([{"a": [1]}], ["a"]))
     default = problem(["def given(xs=[2, 1]): return xs\nassert f(given()) == [1, 2]"], entry="f")
     takes = "def f(xs):\n    xs.clear()\n    return ['False']"
-    for p in (words, cases, default):
+    kinds = "import http.server\nkinds = http.server.SimpleHTTPRequestHandler.extensions_map\n"
+    deeper = problem([kinds + "assert len(f(kinds)) > 3"], entry="f")  # held by a class
+    for p in (words, cases, default, deeper):
         results = run_many([(p, takes), (p, "def f(xs): return sorted(xs)")], workers=1)
         assert results[1].status == "passed", results[1]
 
@@ -374,14 +376,18 @@ def test_no_object_of_a_program_is_equal_to_the_answer():
     assert run(p, anything).tests == [False] * len(texts)
 
 
-def test_a_method_that_was_handed_out_opens_no_object():
-    text = "f('a')\nassert f('x').isupper()"
-    program = (
+def test_what_was_handed_out_opens_no_object():
+    """Neither a method of an object, nor the module, which tests may import."""
+    text = "import solution\nf('a')\nassert f('x').isupper()"
+    method = (
         "class A:\n    def isupper(self): return True\n"
         "def f(x): return A().isupper if x == 'a' else A()"
     )
+    module = "import sys\ndef isupper(): return True\ndef f(x): return sys.modules[__name__]"
     p = problem([text], entry="f", reference="def f(x): return x.upper()")
-    assert run(p, program).reward == 0 and run(p, p.reference).reward == 1
+    assert run(p, p.reference).reward == 1
+    for program in (method, module):
+        assert run(p, program).reward == 0
 
 
 def test_d45_check_is_called():
@@ -463,6 +469,15 @@ def test_public_tests_run_first_and_nothing_hidden_is_told(kind, order):
     assert run(p, hide.format("n") + main).feedback == "All tests passed."
 
 
+def test_a_public_text_may_use_what_a_hidden_one_defines():
+    hidden = "import math\ntwo = math.floor(2.5)\ndef same(a, b): assert a == b\nsame(f(777), 777)"
+    public = "same(f(two), 2)"
+    p = problem([hidden, public], entry="f", public=[public])
+    assert run(p, "def f(n): return n").tests == [True, True]
+    result = run(p, "seen = []\ndef f(n):\n    seen.append(n)\n    return seen")
+    assert result.feedback == "Test 1 failed: f(2) returned [2], expected 2"
+
+
 def test_a_public_test_that_is_not_graded():
     p = problem(["assert f(2) == 777"], entry="f", public=["assert f(1) == 1"])
     result = run(p, "def f(n): return 777")
@@ -506,11 +521,13 @@ def test_stdin_programs_may_use_their_streams_as_they_like():
         "import atexit\natexit.register(print, input())",
         "import threading\nthreading.Timer(0.05, print, [input()]).start()",
         "import sys\nprint(input())\nsys.exit(0)",
+        "import sys\nprint(input())\nsys.exit(256)",  # of the code the system sees 8 bits
+        "print(input())\nexit(False)",
         "open('/dev/stdout', 'w').write('5')",
     ):
         assert run(p, program).status == "passed", (program, run(p, program))
-    for program in ("print(input())\nraise ValueError", "print(input())\nimport sys\nsys.exit(3)"):
-        assert run(p, program).status == "error"
+    for end in ("raise ValueError", "exit(3)", "exit(0.0)", "exit('')"):
+        assert run(p, f"print(input())\n{end}").status == "error"
     assert run(problem([["", ""]], kind="stdin"), "raise SystemExit").reward == 1
 
 
@@ -588,6 +605,27 @@ def test_the_limit_follows_the_reference():
     assert [result.status for result in results] == ["passed", "timeout", "timeout"]
     assert 0.4 < results[0].cpu_seconds < 3 and results[1].cpu_seconds < 1
     assert run(fast, busy, timeout=3).status == "passed"
+
+
+def test_a_flood_of_containers_is_refused_before_it_is_read():
+    flood = "def f(): return [[] for _ in range(100_000)]"
+    result = run(functional(([], 1)), flood, output_bytes=10**6)
+    assert result.feedback == "Test 1 failed: f() returned more than 1000000 bytes"
+    assert run(functional(([], [[]] * 10**5)), flood).status == "passed"
+
+
+def test_many_calls_are_cheap():
+    """Each call costs the same, also with much that both sides hold."""
+    tests = [
+        "for n in range(20_000): assert f(n) == [n]",
+        "xs = list(range(100_000))\nfor n in range(100): assert f(xs)[0] is xs",
+        "held = []\nfor n in range(4000): held.append(f([n]))\nassert held[9] == [[9]]",
+    ]
+    results = run_many([(problem([text], entry="f"), "def f(x): return [x]") for text in tests])
+    assert [result.status for result in results] == ["passed"] * 3, results
+    counter = "class A:\n    n = 0\n    def add(self, n): self.n += n"
+    methods = "a = A()\nfor n in range(5000): a.add(n)\nassert a.n == 12497500"
+    assert run(problem([methods], reference=counter), counter).status == "passed"
 
 
 ABSURD = {  # what a test does with a value -> values that make it take for ever

@@ -52,8 +52,8 @@ def main(paths: list[str]) -> int:
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # they take a second each time
     faults = 0
     for path in paths or sorted(Path(__file__).parent.glob("*.jsonl")):
-        for line in Path(path).read_text(encoding="utf-8").splitlines():
-            case = json.loads(line)
+        cases = map(json.loads, Path(path).read_text(encoding="utf-8").splitlines())
+        for case in (case for case in cases if "solution" in case):  # some files have others
             for program in [case["solution"], *case["right"]]:
                 if not passes(case["test"], program):
                     faults += 1
