@@ -74,6 +74,9 @@ def load() -> tuple[Any, Any, list[int]]:
     else:
         model, tokenizer = load_model(REQUEST["model"], torch.device("cpu"))
 
+    if REQUEST["way"] == "ours":
+        model.set_attn_implementation("sdpa_in_blocks")  # as support/state.py does
+
     def comes_back(word: int) -> bool:
         text = tokenizer.decode([word] * 3)
         return tokenizer(text, add_special_tokens=False)["input_ids"] == [word] * 3
