@@ -4,14 +4,16 @@
     python results/speed.py sampling --model FOLDER   our sampler against one call of generate
     python results/speed.py step     --model FOLDER   a step of ours against one of TRL's
     python results/speed.py groups   --model FOLDER   8 to 64 completions a group
+    python results/speed.py limit    --model FOLDER   update and decode steps against the machine
     python results/speed.py executor                  against an interpreter each, and a bare fork
     python results/speed.py endurance                 20,000 programs, one in ten hostile
 
-With --old COMMIT the code of that commit is one more side (of all but groups and endurance).
+With --old COMMIT the code of that commit is one more side, except of groups, limit and endurance.
 Without --model the tiny model of the toy worlds is measured, with random weights. Prompts have
 about 600 tokens, completions 20 to 300. Everything is float32 on the CPU. CPU seconds (user and
 system) are the unit, because other jobs disturb them least; of the rounds the fastest counts.
-Out: results/speed_MEASURE.csv. What a side does is in speed_model.py and speed_executor.py.
+Out: results/speed_MEASURE.csv. What a side does is in speed_model.py, speed_limit.py
+and speed_executor.py.
 """
 
 import argparse
@@ -28,11 +30,14 @@ from typing import Any
 import record
 
 FASTEST = {"executor": "cpu_ms", "endurance": "seconds"}  # else: "cpu_seconds"
+SCRIPTS = {"limit": "speed_limit.py"}  # else: "speed_model.py"
+SCRIPTS |= {"executor": "speed_executor.py", "endurance": "speed_executor.py"}
 KEYS = {  # the columns that tell the rows of a CSV apart
     "update": ["model", "way", "rows"],
     "sampling": ["model", "way", "prompts"],
     "step": ["model", "way"],
     "groups": ["model", "group"],
+    "limit": ["model", "part"],
     "executor": ["way", "workers"],
     "endurance": ["programs"],
 }
@@ -66,7 +71,7 @@ def checkout(commit: str) -> Iterator[Path]:
 
 def measure(name: str, side: Side, shared: dict) -> list[dict]:
     """Run one side in a new process, where nothing is warm; the rows that it printed."""
-    script = "speed_executor.py" if name in ("executor", "endurance") else "speed_model.py"
+    script = SCRIPTS.get(name, "speed_model.py")
     request = {"measure": name, "way": side.way, "code": str(side.code), **shared, **side.settings}
     done = subprocess.run(
         [sys.executable, str(record.HERE / script)],
@@ -118,6 +123,9 @@ def sides_of(args: argparse.Namespace, old: Path | None) -> list[Side]:
         return [*ours_and_old(old), Side("generate", peer, {})]
     if args.measure == "groups":
         return [Side("ours", peer, {"group": size}) for size in args.sizes]
+    if args.measure == "limit":
+        parts = ("update", "decode")
+        return [Side("ours", peer, {"part": part, "rows": args.group}) for part in parts]
     if args.measure == "executor":
         few = {"workers": 1, "programs": max(1, args.programs // 10)}
         sides = [Side("fork floor", peer, {"workers": 1}), Side("an interpreter each", peer, few)]
@@ -205,7 +213,7 @@ def main() -> None:
         rows.append({"commit": args.old if is_old else commit, **row})
     if whole:
         record.replace(args.output / f"speed_{args.measure}.csv", rows, KEYS[args.measure])
-    if args.measure not in ("groups", "endurance"):  # they have no other side
+    if args.measure not in ("groups", "limit", "endurance"):  # they have no other side
         print("\n".join(ratios(args.measure, rows)))
 
 

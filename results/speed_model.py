@@ -74,6 +74,9 @@ def load() -> tuple[Any, Any, list[int]]:
     else:
         model, tokenizer = load_model(REQUEST["model"], torch.device("cpu"))
 
+    if REQUEST["way"] == "ours":
+        model.set_attn_implementation("sdpa_in_blocks")  # as support/state.py does
+
     def comes_back(word: int) -> bool:
         text = tokenizer.decode([word] * 3)
         return tokenizer(text, add_special_tokens=False)["input_ids"] == [word] * 3
@@ -160,33 +163,40 @@ def row(**columns: Any) -> dict:
 # ---------------------------------------------------------------------- measures
 
 
+def group_rows(words: list[int]) -> list[tuple]:
+    """The rows of one group, the shortest first: neighbours need little padding."""
+    rng = random.Random(REQUEST["seed"])
+    lengths = sorted(draw_lengths(REQUEST["group"]))
+    prompt = rng.choices(words, k=PROMPT)
+    return [(prompt, rng.choices(words, k=length)) for length in lengths]
+
+
+def learn(model: Any, rows: list[tuple]) -> None:
+    """Forward and backward of all rows, `rows` of the request at a time."""
+    advantages = torch.linspace(-1, 1, len(rows))
+    for at in torch.arange(len(rows)).split(REQUEST["rows"]):
+        part = [rows[i] for i in at]
+        if REQUEST["way"] == "padded":
+            *inputs, mask = pad_rows(part, 0)
+            logp = token_logprobs(model, *inputs, mask)
+        else:
+            logp, mask = packed_logprobs(model, part)
+        loss, _ = grpo_loss(logp, None, advantages[at], mask, denominator=len(rows))
+        loss.backward()
+
+
 def measure_update() -> list[dict]:
     """Forward and backward of one group, `rows` of them at a time."""
     model, _, words = load()
-    rng = random.Random(REQUEST["seed"])
-    lengths = sorted(draw_lengths(REQUEST["group"]))  # neighbours need little padding
-    prompt = rng.choices(words, k=PROMPT)
-    rows = [(prompt, rng.choices(words, k=length)) for length in lengths]
-    advantages = torch.linspace(-1, 1, len(rows))
+    rows = group_rows(words)
     packed_logprobs(model, [([words[0]], [words[1]])])  # all weights have been read
     Path("/proc/self/clear_refs").write_text("5")  # Linux: the peak of memory is forgotten
     before = memory("VmRSS")
-
-    def action() -> None:
-        for at in torch.arange(len(rows)).split(REQUEST["rows"]):
-            part = [rows[i] for i in at]
-            if REQUEST["way"] == "padded":
-                *inputs, mask = pad_rows(part, 0)
-                logp = token_logprobs(model, *inputs, mask)
-            else:
-                logp, mask = packed_logprobs(model, part)
-            loss, _ = grpo_loss(logp, None, advantages[at], mask, denominator=len(rows))
-            loss.backward()
-
-    _, seconds = timed(action)
+    _, seconds = timed(lambda: learn(model, rows))
     peak = memory("VmHWM") - before
     norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters()]).item()
-    found = {"rows": REQUEST["rows"], "tokens": sum(lengths), **seconds, "grad_norm": norm}
+    found = {"rows": REQUEST["rows"], "tokens": sum(len(completion) for _, completion in rows)}
+    found |= {**seconds, "grad_norm": norm}
     return [row(**found, peak_mb=peak)]
 
 

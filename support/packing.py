@@ -20,13 +20,11 @@ Slot q sees slot k if and only if q lies in the subtree of k:  k <= q < end[k].
 A token sees its own row up to itself, at the positions of that row, and nothing else. So the model
 computes for it what it would compute in the row alone.
 
-In: a Hugging Face causal LM and rows. Out: log-probabilities; rows cut into micro-batches.
-Needs torch and grpo.py. `python -m pytest tests/test_packing.py` compares both ways.
+In: a Hugging Face causal LM and rows. Out: log-probabilities; micro-batches. Needs grpo.py.
 """
 
 import warnings
 from collections.abc import Sequence
-from itertools import pairwise
 from os.path import commonprefix  # it takes lists too
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -35,10 +33,13 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask
 from torch.utils.checkpoint import checkpoint
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from grpo import Row, pad_rows, select_logprobs, token_logprobs
 
 CHUNK = 2**24  # logits that exist at a time: 64 MB in float32
+BLOCK = 256  # slots that `sdpa_in_blocks` takes at a time
 PADDED: WeakKeyDictionary[Any, str] = WeakKeyDictionary()  # models that got padded rows, and why
 OTHER_LOGITS = "it changes its logits in a way that is not known here"
 
@@ -51,12 +52,12 @@ def rows_logprobs(model: Any, rows: Sequence[Row], temperature: float = 1.0) -> 
     """
     ids, attention_mask, mask = (tensor.to(model.device) for tensor in pad_rows(rows, pad_id=0))
     reason = why_padded(model)
-    if not reason:
-        logp = _packed_logprobs(model, rows, temperature)
-        if logp is not None:  # row after row: masked_scatter fills the mask in this order
-            return torch.zeros_like(mask, dtype=logp.dtype).masked_scatter(mask, logp), mask
-        reason = OTHER_LOGITS
+    targets = ids[:, ids.shape[1] - mask.shape[1] :][mask]  # row after row
+    logp = None if reason else _packed_logprobs(model, rows, targets, temperature)
+    if logp is not None:  # masked_scatter fills the mask in the same order
+        return torch.zeros_like(mask, dtype=logp.dtype).masked_scatter(mask, logp), mask
 
+    reason = reason or OTHER_LOGITS
     if PADDED.get(model) != reason:
         PADDED[model] = reason
         warnings.warn(f"{type(model).__name__} gets padded rows: {reason}", stacklevel=2)
@@ -69,7 +70,7 @@ def why_padded(model: Any) -> str:
         return OTHER_LOGITS
     config = model.config.get_text_config()
     attention = config._attn_implementation
-    takes_masks = attention in ("sdpa", "eager", "flex_attention")
+    takes_masks = attention in ("sdpa", "sdpa_in_blocks", "eager", "flex_attention")
     if not takes_masks or not model._supports_attention_backend:
         return f"its attention ({attention}) takes no mask of four dimensions"
 
@@ -84,16 +85,11 @@ def micro_batches(model: Any, rows: Sequence[Row], token_budget: int) -> list[li
 
     That is the tokens of its tree, or rows * (P+C) if padded. A longer row is a batch of its own.
     """
-    packed = not why_padded(model)
     ids = [[*prompt, *completion] for prompt, completion in rows]
 
     def computed(batch: list[int]) -> int:
-        if packed:
-            shared = [len(commonprefix([ids[i], ids[j]])) for i, j in pairwise(batch)]
-            return sum(len(ids[i]) for i in batch) - sum(shared)
-        P = max(len(rows[i][0]) for i in batch)
-        C = max(len(rows[i][1]) for i in batch)
-        return len(batch) * (P + C)
+        some = [rows[i] for i in batch]
+        return pad_rows(some, pad_id=0)[0].numel() if why_padded(model) else len(lay_out(some)[0])
 
     batches: list[list[int]] = []
     for i in sorted(range(len(rows)), key=ids.__getitem__):  # neighbours share the most
@@ -131,39 +127,31 @@ def lay_out(rows: Sequence[Row]) -> tuple[list[int], list[int], list[int], list[
     return tokens, positions, ends, before
 
 
-def _packed_logprobs(model: Any, rows: Sequence[Row], temperature: float) -> Tensor | None:
-    """Log-probabilities of the completions, row after row; None if `logits` is wrong for it."""
-    tokens, positions, ends, before = lay_out(rows)
-    output = model(
-        torch.tensor([tokens], device=model.device),
-        attention_mask=_attention_mask(model, torch.tensor(ends, device=model.device)),
-        position_ids=torch.tensor([positions], device=model.device),
-        use_cache=False,
-        output_hidden_states=-1,  # the last ones alone; older transformers return all of them
-        logits_to_keep=1,
-    )
+def _packed_logprobs(model: Any, rows: Any, targets: Tensor, temperature: float) -> Tensor | None:
+    """Log-probabilities of the completion tokens `targets`; None if `head` is not all of it."""
+    *columns, before = lay_out(rows)
+    tokens, positions, ends = torch.tensor(columns, device=model.device)
+    mask = _attention_mask(model, ends)
+    # Older transformers return the hidden states of all layers, not the last ones alone.
+    options = {"use_cache": False, "output_hidden_states": -1, "logits_to_keep": 1}
+    output = model(tokens[None], attention_mask=mask, position_ids=positions[None], **options)
     states = output.hidden_states[-1]  # (1, T, width), what the output layer is given
 
-    def logits(states: Tensor) -> Tensor:
-        config = model.config.get_text_config()
-        factor = getattr(config, "logit_scale", None) or 1.0  # Cohere
-        divisor = getattr(config, "logits_scaling", None) or 1.0  # Granite
-        return model.get_output_embeddings()(states) * factor / divisor
+    head = model.get_output_embeddings()
+    config = model.config.get_text_config()
+    factor = getattr(config, "logit_scale", None) or 1.0  # Cohere
+    divisor = getattr(config, "logits_scaling", None) or 1.0  # Granite
+    if not torch.equal(head(states[:, -1:]) * factor / divisor, output.logits):
+        return None
 
     def score(states: Tensor, targets: Tensor) -> Tensor:
-        return select_logprobs(logits(states), targets, temperature)
+        return select_logprobs(head(states), targets, temperature * divisor / factor)
 
-    with torch.no_grad():
-        if not torch.equal(logits(states[:, -1:]), output.logits):
-            return None
-
-    slots = [slot for row in before for slot in row]
-    targets = [token for _, completion in rows for token in completion]
-    pairs = torch.tensor([slots, targets], dtype=torch.long, device=model.device)
+    slots = torch.tensor(sum(before, []), dtype=torch.long, device=model.device)
     # The backward of index_select, unlike that of states[slots], always adds in the same order.
-    states = states[0].index_select(0, pairs[0])
+    states = states[0].index_select(0, slots)
     size = max(1, CHUNK // output.logits.shape[-1])
-    chunks = zip(states.split(size), pairs[1].split(size), strict=True)
+    chunks = zip(states.split(size), targets.split(size), strict=True)
     return torch.cat([checkpoint(score, *chunk, use_reentrant=False) for chunk in chunks])
 
 
@@ -173,14 +161,26 @@ def _attention_mask(model: Any, ends: Tensor) -> Any:
     def sees(batch: Any, head: Any, q: Tensor, k: Tensor) -> Tensor:
         return (k <= q) & (q < ends[k])
 
-    T = len(ends)
     if model.config.get_text_config()._attn_implementation == "flex_attention":
-        return create_block_mask(sees, None, None, T, T, device=ends.device)
+        return create_block_mask(sees, None, None, len(ends), len(ends), device=ends.device)
 
     # As numbers to add, (1, 1, T, T): every layer would make its own copy of a boolean mask.
-    slots = torch.arange(T, device=ends.device)
+    slots = torch.arange(len(ends), device=ends.device)
     hidden = ~sees(None, None, slots[:, None], slots)[None, None]
-    dtype = model.dtype
-    if torch.is_autocast_enabled(ends.device.type):
-        dtype = torch.get_autocast_dtype(ends.device.type)
-    return torch.zeros_like(hidden, dtype=dtype).masked_fill(hidden, torch.finfo(dtype).min)
+    return hidden.to(model.dtype) * torch.finfo(model.dtype).min
+
+
+def sdpa_in_blocks(module: Any, query: Any, key: Any, value: Any, mask: Any, **options: Any) -> Any:
+    """The attention "sdpa_in_blocks": a block of slots skips all later ones, which are hidden."""
+    if mask is None or query.shape[2] < key.shape[2]:
+        return sdpa_attention_forward(module, query, key, value, mask, **options)
+    found = []
+    for start in range(0, query.shape[2], BLOCK):
+        block, seen = slice(start, start + BLOCK), slice(start + BLOCK)
+        parts = query[:, :, block], key[:, :, seen], value[:, :, seen], mask[:, :, block, seen]
+        found.append(sdpa_attention_forward(module, *parts, **options)[0])
+    return torch.cat(found, dim=1), None
+
+
+AttentionInterface.register("sdpa_in_blocks", sdpa_in_blocks)
+AttentionMaskInterface.register("sdpa_in_blocks", AttentionMaskInterface()["sdpa"])
