@@ -22,6 +22,7 @@ from record import EXECUTOR, LEARNING, STUDY
 
 LOOP = [*STUDY, "support/run.py", "support/metrics.py"]
 SPEED = [*LEARNING, *EXECUTOR, "results/speed.py", "results/speed_model.py"]
+SPEED += ["results/speed_limit.py"]
 OLD = "89fc813"  # the last commit before the rebuild
 
 
@@ -61,6 +62,7 @@ RESULTS = [
     *speed("sampling", f" --old {OLD} --prompts 4", prompts="4"),
     *speed("step", f" --old {OLD}"),
     *speed("groups"),
+    *speed("limit"),
     Result("executor", f"results/speed.py executor --old {OLD}", "speed_executor.csv", EXECUTOR),
     Result("endurance", "results/speed.py endurance", "speed_endurance.csv", EXECUTOR),
     Result("kill", "results/kill.py", "kill.log", LOOP, log=True),

@@ -239,7 +239,17 @@ SPEED = [  # what is measured, and what is asked for
     ("`step`: CPU seconds of TRL's GRPOTrainer against ours", "2 or more"),
     ("`groups`: tokens of 64 completions a group against 8", ""),
     ("`groups`: CPU seconds of sampling and updating, the same", ""),
+    ("`limit`: bare matrix products of its unique tokens, as a share of an update's time", ""),
+    ("`limit`: reading weights and cache once, as a share of a decode step's time", ""),
 ]
+
+
+def limit_shares(folder: Path, model: str) -> list[float]:
+    """What the machine could do at best, as a share of our time: of the update, of a decode step."""
+    rows = {row["part"]: row for row in record.read(folder / "speed_limit.csv")}
+    if model != "smollm2":  # the limit of the tiny model is below what can be timed
+        return [math.nan, math.nan]
+    return [float(rows[part]["share"]) for part in ("update", "decode")]
 
 
 def speed_table(folder: Path) -> str:
@@ -249,7 +259,8 @@ def speed_table(folder: Path) -> str:
         ratios += update_ratios(folder, model)
         ratios.append(step_ratio(folder, model))
         ratios += group_ratios(folder, model)
-        columns.append([f"{ratio:.2f}" for ratio in ratios])
+        ratios += limit_shares(folder, model)
+        columns.append(["" if math.isnan(ratio) else f"{ratio:.2f}" for ratio in ratios])
     rows = [[*what, *cells] for what, *cells in zip(SPEED, *columns, strict=True)]
     return markdown(["`python results/speed.py ...`", "asked", "SmolLM2-135M", "tiny"], rows)
 

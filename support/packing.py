@@ -40,6 +40,7 @@ from grpo import Row, pad_rows, select_logprobs, token_logprobs
 
 CHUNK = 2**24  # logits that exist at a time: 64 MB in float32
 BLOCK = 256  # slots that `sdpa_in_blocks` takes at a time
+FASTEST = {"cuda": "flex_attention", "cpu": "sdpa_in_blocks"}  # attention of packed rows
 PADDED: WeakKeyDictionary[Any, str] = WeakKeyDictionary()  # models that got padded rows, and why
 OTHER_LOGITS = "it changes its logits in a way that is not known here"
 

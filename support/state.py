@@ -25,6 +25,7 @@ import transformers
 
 import executor
 from support import ranks, toy
+from support.packing import FASTEST
 from support.problems import distinct, fingerprint, load_problems
 from support.run import cut_log, json_lines, load, save, write
 from support.sampling import Sampler, encode, load_model
@@ -102,7 +103,7 @@ class State:
         if not path and ranks.rank() == 0:  # one rank makes the tiny model for all
             path = str(toy.base_model(config.problems, config.seed, folder.parent))
         path = ranks.gather(path)[0]
-        attention = "flex_attention" if device.type == "cuda" else "sdpa"  # see support/packing.py
+        attention = FASTEST.get(device.type, "sdpa")
         self.model, self.tokenizer = load_model(path, device, attention)
 
         self.sampling_model = ranks.sampling_copy(self.model)

@@ -144,6 +144,15 @@ def test_also_with_eager_attention_and_under_autocast():
     assert_packed_is_padded(model, ROWS, expected=expected)
 
 
+@pytest.mark.parametrize("family", ["Llama", "GPT2"])
+def test_also_where_blocks_of_slots_skip_all_later_ones(family, monkeypatch):
+    model = tiny(family)
+    expected = padded(model, ROWS, 0.8)
+    monkeypatch.setattr(packing, "BLOCK", 4)
+    model.set_attn_implementation(packing.FASTEST["cpu"])
+    assert_packed_is_padded(model, ROWS, expected=expected)
+
+
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 def test_also_with_flex_attention():
     model = tiny("Llama", head_dim=16)  # it has no backward on the CPU, and no smaller heads
