@@ -4,6 +4,7 @@ The programs run without namespaces, so that each rule stands alone.
 """
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -105,13 +106,13 @@ def test_limits_cannot_be_raised(tmp_path):
 
 
 def test_the_filter_jumps_to_its_own_lines():
-    code = bytes(confine.system_call_filter())
+    code = bytes(confine.system_call_filter(isolated=False))
     rows = [code[at : at + 8] for at in range(0, len(code) - 1, 8)]
     assert len(rows) > 100
     for at, row in enumerate(rows):
         if row[0] in (0x15, 0x35, 0x45):  # jumps: how many lines, if so and if not
             assert at + max(row[2], row[3]) < len(rows) - 1
-    names = confine.DENIED.split()[::3]
+    names = re.findall(r"(\w+) \d+ ", confine.DENIED)
     assert {"fork", "ptrace", "connect", "execve", "kill"} <= set(names)
 
 
