@@ -25,7 +25,7 @@ import tempfile
 from typing import Any
 
 LIBRARY = ctypes.CDLL(None, use_errno=True)
-THREADS, OPEN_FILES = 256, 512  # of a program; a socket among them may hold 400 KB
+THREADS, OPEN_FILES = 256, 256  # of a program; each file may be a socket that holds 400 KB
 
 # Constants of prctl(2), mount(2), unshare(2) and landlock(7).
 PARENT_DEATH_SIGNAL, DUMPABLE, SECCOMP, NO_NEW_PRIVILEGES = 1, 4, 22, 38
@@ -66,8 +66,8 @@ DENIED_PLAIN = """
         setxattrat 463 463, removexattr 197 14, lremovexattr 198 15, fremovexattr 199 16,
         removexattrat 466 466, file_setattr 469 469
 """
-# These fail by the argument of the number that follows: unless it is one of the values (only),
-# unless it has the bits, or if it is one of the values (never).
+# These fail by one argument (the third number says which, from 0): unless it is one of the values
+# (only), unless it has the bits (bits), or if it is one of the values (never).
 LIMITED = """
     clone 56 220 0 bits 0x10000                  # a thread may start, a process may not
     socketpair 53 199 1 only 1 0x80001 0x80801   # streams: other kinds can send to any address
@@ -183,12 +183,13 @@ def when(test: int, value: int, *lines: tuple) -> list[tuple]:
 
 def system_call_filter(isolated: bool) -> Any:
     """The tables above as a program for the kernel (seccomp, classic BPF), in a buffer."""
+    tables = DENIED if isolated else DENIED + DENIED_PLAIN
     column, machine = MACHINES[os.uname().machine]
     code = [(LOAD, 0, 0, 4), (EQUAL, 1, 0, machine), KILL]
     code.append((LOAD, 0, 0, 0))  # the number of the call
     code += when(AT_LEAST, 1 << 30, MISSING)  # the same calls under other numbers (x32)
     code += when(EQUAL, 435, MISSING)  # clone3: its flags cannot be read; libraries then use clone
-    for numbers in re.findall(r"(\d+) (\d+|-)", DENIED if isolated else DENIED + DENIED_PLAIN):
+    for numbers in re.findall(r"\w+ (\d+) (\d+|-)", tables):
         if numbers[column] != "-":
             code += when(EQUAL, int(numbers[column]), DENY)
     for row in LIMITED.strip().splitlines():

@@ -21,6 +21,7 @@ import re
 import socket
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
+from itertools import chain
 from operator import is_not
 from time import monotonic  # taken by name: a program may change what modules hold
 from typing import Any
@@ -38,7 +39,7 @@ DEEPEST = 2500  # calls within calls, enough for 1,200 values within values
 def contents(x: Any) -> list:
     """The parts of a container; the keys and values of a dict in turn."""
     if isinstance(x, dict):
-        return [part for item in x.items() for part in item]
+        return list(chain.from_iterable(x.items()))
     if hasattr(x, "tolist"):  # of numpy
         return x.ravel().tolist()
     return list(x)
@@ -85,9 +86,10 @@ def make_numpy(kind: str, shape: Any, *values: Any) -> Any:
 
 
 def make_namedtuple(name: str, size: int, *parts: Any) -> tuple:
-    if size > 100 or len(name) > 100:
-        raise ValueError("a named tuple of absurd size")
-    return namedtuple_class(name, *parts[:size])(*parts[size:])
+    fields = parts[:size]
+    if sum(map(len, fields), len(name)) > 2000:
+        raise ValueError("the names of a named tuple are of absurd size")
+    return namedtuple_class(name, *fields)(*parts[size:])
 
 
 @functools.lru_cache(100)

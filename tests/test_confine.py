@@ -5,6 +5,7 @@ The programs run without namespaces, so that each rule stands alone.
 
 import os
 import re
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -163,8 +164,19 @@ def test_the_filter_jumps_to_its_own_lines():
     for at, row in enumerate(rows):
         if row[0] in (0x15, 0x35, 0x45):  # jumps: how many lines, if so and if not
             assert at + max(row[2], row[3]) < len(rows) - 1
-    names = re.findall(r"(\w+) \d+ ", confine.DENIED)
-    assert {"fork", "ptrace", "connect", "execve", "kill"} <= set(names)
+
+
+def test_the_filter_has_all_calls_of_its_tables():
+    column = {"x86_64": -2, "aarch64": -1}[os.uname().machine]
+    for isolated, text in ((True, confine.DENIED), (False, confine.DENIED + confine.DENIED_PLAIN)):
+        calls = [part.split() for part in re.split("[,:\n]", text) if re.search(r"\d ", part)]
+        assert {"fork", "ptrace", "connect", "execve", "kill"} <= {name for name, *_ in calls}
+        code = bytes(confine.system_call_filter(isolated))
+        rows = list(struct.iter_unpack("<HBBI", code[: len(code) // 8 * 8]))
+        fails = (6, 0, 0, 0x50001)
+        found = [row[3] for row, after in zip(rows, rows[1:], strict=False) if after == fails]
+        wanted = [int(words[column]) for words in calls if words[column] != "-"]
+        assert found[: len(wanted)] == wanted
 
 
 def test_remove_follows_no_link_and_needs_no_right(tmp_path):

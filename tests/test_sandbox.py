@@ -144,7 +144,7 @@ def test_a_program_knows_its_file_and_its_source():
 @pytest.mark.parametrize(
     "code, feedback",
     [
-        ("def f(): return 1\0", "raised SyntaxError: source code string cannot contain null bytes"),
+        ("def f(): return 1\0", "source code string cannot contain null bytes"),
         ("def f(): raise SyntaxError('odd')", "f() raised SyntaxError: odd (line 1"),
         ("def f():\n    x = []\n    for _ in range(10**5): x = [x]\n    return x", "too deeply"),
         ("def f(): return 1 << (1 << 22)", "an integer of absurd size"),
@@ -169,8 +169,8 @@ def test_threads_and_files_that_a_usual_program_needs():
         "    for t in many: t.start()\n    go.set()\n    for t in many: t.join()\n    return 1"
     )
     assert returned(threads, 1).status == "passed"
-    files = "import tempfile\ndef f(): return len([tempfile.TemporaryFile() for _ in range(400)])"
-    assert returned(files, 400).status == "passed"
+    files = "import tempfile\ndef f(): return len([tempfile.TemporaryFile() for _ in range(200)])"
+    assert returned(files, 200).status == "passed"
     recursion = (
         "import threading\ndef depth(n): return n and max([n], key=lambda n: depth(n - 1))\n"
         "def f():\n    found = []\n"

@@ -117,8 +117,9 @@ def test_equal_named_tuples_have_one_class():
     (copies,) = other.read(one.write(pairs))
     assert copies == pairs and len({type(x) for x in copies}) == 1
     fields = json.dumps([f"a{n}" for n in range(1000)])[1:-1]
-    with pytest.raises(ValueError, match="absurd"):
-        one.read(f'[[], [], ["namedtuple", "x", 1000, {fields}]]')
+    for text in (f'"x", 1000, {fields}', f'"{"x" * 5000}", 0', f'"x", 1, "{"a" * 5000}", 1'):
+        with pytest.raises(ValueError, match="absurd"):
+            one.read(f'[[], [], ["namedtuple", {text}]]')
 
 
 @pytest.mark.parametrize("kind", [lambda x: [x], lambda x: (x,), lambda x: {"a": x}])
