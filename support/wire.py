@@ -79,8 +79,9 @@ def numpy_parts(x: Any) -> list:
 
 def make_numpy(kind: str, shape: Any, *values: Any) -> Any:
     numpy = importlib.import_module("numpy")
-    if not re.fullmatch(r"[<>|=]?[biufcU]\d{1,4}", kind):
-        raise ValueError(kind)
+    plain = set(map(type, values)) <= {bool, int, float, complex, str}  # numpy would copy a range
+    if not plain or not re.fullmatch(r"[<>|=]?[biufcU]\d{1,4}", kind):
+        raise ValueError(f"no numpy value of type {kind}")
     array = numpy.array(values, numpy.dtype(kind))
     return array[0] if shape is None else array.reshape(shape)
 
@@ -119,7 +120,11 @@ KINDS = {  # kind: (type, the parts of a value, the value from its parts; None: 
     "complex": (complex, lambda x: [x.real, x.imag], complex),
     "keys": (type({}.keys()), list, lambda *parts: dict.fromkeys(parts).keys()),
     "values": (type({}.values()), list, lambda *parts: dict(enumerate(parts)).values()),
-    "items": (type({}.items()), list, lambda *parts: dict(parts).items()),
+    "items": (
+        type({}.items()),
+        lambda x: list(chain.from_iterable(x)),
+        lambda *parts: fill({}, parts).items(),
+    ),
     "namedtuple": (None, lambda x: [type(x).__name__, len(x), *x._fields, *x], make_namedtuple),
     "numpy": (None, numpy_parts, make_numpy),
 }
@@ -137,19 +142,21 @@ def kind_of(x: Any) -> str | None:
 
 
 def nested_deeply(calls: int) -> Any:
-    """Decorate a function: values may be nested more deeply than calls in a usual program."""
+    """Decorate a method of Wire: values may be nested more deeply than calls in a usual program."""
 
-    def decorate(function: Any) -> Any:
-        @functools.wraps(function)
-        def deeper(*args: Any, **kwargs: Any) -> Any:
+    def decorate(method: Any) -> Any:
+        @functools.wraps(method)
+        def deeper(wire: "Wire", *args: Any, **kwargs: Any) -> Any:
             usual = sys.getrecursionlimit()
-            sys.setrecursionlimit(max(usual, calls))
+            if wire.other:  # not in the trainer: the limit holds for all of its threads
+                sys.setrecursionlimit(max(usual, calls))
             try:
-                return function(*args, **kwargs)
+                return method(wire, *args, **kwargs)
             except RecursionError:
                 raise ValueError("a value is nested too deeply to cross") from None
             finally:
-                sys.setrecursionlimit(usual)
+                if wire.other:
+                    sys.setrecursionlimit(usual)
 
         return deeper
 
@@ -160,7 +167,8 @@ class Wire:
     """Values as JSON, and the containers that both sides hold, kept equal.
 
     What is no data goes through other.export(x, wire), and comes through
-    other.load(kind, parts, wire). No change comes to what other.may_change(x) forbids.
+    other.load(kind, parts, wire). No change comes to what other.may_change(x) forbids. The trainer
+    has no `other`: a problem is data.
 
     >>> wire, a = Wire(), [3, 1]
     >>> wire.write((a, {"k": b"x"}), 2.5)

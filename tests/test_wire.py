@@ -131,6 +131,8 @@ def test_values_nest_to_a_depth_that_both_sides_know(kind):
     (copy,) = other.read(one.write(deep))
     copy = Wire(Shared()).write(copy)
     assert copy == Wire(Shared()).write(deep)
+    with pytest.raises(ValueError, match="nested too deeply"):
+        Wire().write(deep)  # the trainer, with all its threads, keeps its limit
     for _ in range(10_000):
         deep = kind(deep)
     with pytest.raises(ValueError, match="nested too deeply"):
@@ -182,6 +184,8 @@ def test_a_forged_message_is_an_exception():
     deep = "[" * 100_000 + "]" * 100_000
     odd = [
         '["range", 0, 9, 0]',
+        '["numpy", "<i8", null, ["range", 0, 9, 1]]',
+        '["items", ["range", 0, 2, 1]]',
         '["numpy", "O", null, 1]',
         '["numpy", "<U99999", null]',
     ]
