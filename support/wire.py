@@ -142,14 +142,17 @@ def kind_of(x: Any) -> str | None:
 
 
 def nested_deeply(calls: int) -> Any:
-    """Decorate a method of Wire: values may be nested more deeply than calls in a usual program."""
+    """Decorate a method of Wire: the depth of values is limited by itself.
+
+    A usual program may nest fewer calls than values, and one that raised its limit more.
+    """
 
     def decorate(method: Any) -> Any:
         @functools.wraps(method)
         def deeper(wire: "Wire", *args: Any, **kwargs: Any) -> Any:
             usual = sys.getrecursionlimit()
             if wire.other:  # not in the trainer: the limit holds for all of its threads
-                sys.setrecursionlimit(max(usual, calls))
+                sys.setrecursionlimit(calls)
             try:
                 return method(wire, *args, **kwargs)
             except RecursionError:

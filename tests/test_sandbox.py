@@ -147,6 +147,11 @@ def test_a_program_knows_its_file_and_its_source():
         ("def f(): return 1\0", "source code string cannot contain null bytes"),
         ("def f(): raise SyntaxError('odd')", "f() raised SyntaxError: odd (line 1"),
         ("def f():\n    x = []\n    for _ in range(10**5): x = [x]\n    return x", "too deeply"),
+        (
+            "import sys\nsys.setrecursionlimit(10**6)\n"
+            "def f():\n    x = []\n    for _ in range(5000): x = [x]\n    return x",
+            "too deeply",
+        ),
         ("def f(): return 1 << (1 << 22)", "an integer of absurd size"),
     ],
 )
