@@ -245,7 +245,7 @@ SPEED = [  # what is measured, and what is asked for
 
 
 def limit_shares(folder: Path, model: str) -> list[float]:
-    """What the machine could do at best, as a share of our time: of the update, of a decode step."""
+    """What the machine could do at best, as a share of our time: update, decode step."""
     rows = {row["part"]: row for row in record.read(folder / "speed_limit.csv")}
     if model != "smollm2":  # the limit of the tiny model is below what can be timed
         return [math.nan, math.nan]

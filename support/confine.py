@@ -3,6 +3,11 @@
 In:  the folder of a worker; the limits of a program.
 Out: a process that sees python and one empty folder, starts no process and reaches no network.
 
+    namespaces    it sees no other file, process or network; its folder is new and goes with it
+    limits        time, memory, threads and open files that it can use up
+    filter        it starts no process, sends no signal, leaves nothing in the kernel
+    Landlock      where the system allows no namespaces: files outside of its folder
+
 The zygote builds one `Cage`. Each program enters it before its first line runs.
 Linux in full. Elsewhere only the limits that the system knows. Standard library only.
 """
@@ -11,6 +16,7 @@ import contextlib
 import ctypes
 import math
 import os
+import re
 import resource
 import signal
 import struct
@@ -19,41 +25,57 @@ import tempfile
 from typing import Any
 
 LIBRARY = ctypes.CDLL(None, use_errno=True)
-MACHINES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}  # what the kernel calls them (AUDIT_ARCH)
+THREADS, OPEN_FILES = 256, 256  # of a program; each file may be a socket that holds 400 KB
 
-# Constants of prctl(2), mount(2) and unshare(2).
+# Constants of prctl(2), mount(2), unshare(2) and landlock(7).
 PARENT_DEATH_SIGNAL, DUMPABLE, SECCOMP, NO_NEW_PRIVILEGES = 1, 4, 22, 38
 NO_SUID, NO_DEVICES, NO_EXEC, READ_ONLY, REMOUNT, BIND = 2, 4, 8, 1, 0x20, 0x1000
 RECURSIVE, PRIVATE, DETACH = 0x4000, 0x40000, 2
 LOCKED_FLAGS = 0xC08  # noexec, noatime, nodiratime: a user namespace may not drop them
-NEW_USER, NEW_MOUNT_PID_NET_IPC = 1 << 28, 0x6C020000
+NEW_USER = 1 << 28
+NEW_REST = 0x20000 | 0x4000000 | 0x8000000 | 0x20000000 | 0x40000000  # mount, name, ipc, pid, net
+WRITE_FILE, READ_FILE, READ_FOLDER, TRUNCATE, ALL_OLD = 2, 4, 8, 1 << 14, 0x1FFE
 
 SYSTEM = ("/usr", "/lib", "/lib64", "/bin", "/etc/ld.so.cache", "/nix/store")
 DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 
-# Name, number on x86_64, number on aarch64 (-: it has none). These calls fail.
+# These calls fail. Each has its name and its numbers on x86_64 and aarch64 (-: it has none).
 DENIED = """
-    fork 57 -                   vfork 58 -                  execve 59 221
-    execveat 322 281            ptrace 101 117              process_vm_readv 310 270
-    process_vm_writev 311 271   pidfd_getfd 438 438         kill 62 129
-    tkill 200 130               tgkill 234 131              pidfd_send_signal 424 424
-    rt_sigqueueinfo 129 138     rt_tgsigqueueinfo 297 240   sched_setattr 314 274
-    sched_setscheduler 144 119  setpriority 141 140         ioprio_set 251 30
-    connect 42 203              unshare 272 97              add_key 248 217
-    request_key 249 218         keyctl 250 219              bpf 321 280
-    perf_event_open 298 241     userfaultfd 323 282         io_uring_setup 425 425
-    memfd_create 319 279        shmget 29 194               semget 64 190
-    msgget 68 186               mq_open 240 180             -
+    start a process: fork 57 -, vfork 58 -, execve 59 221, execveat 322 281
+    look into a process: ptrace 101 117, process_vm_readv 310 270, process_vm_writev 311 271,
+        pidfd_getfd 438 438
+    send a signal: kill 62 129, tkill 200 130, tgkill 234 131, pidfd_send_signal 424 424,
+        rt_sigqueueinfo 129 138, rt_tgsigqueueinfo 297 240
+    slow others down: sched_setattr 314 274, sched_setscheduler 144 119, setpriority 141 140,
+        ioprio_set 251 30, sync 162 81, syncfs 306 267
+    reach the network: socket 41 198, connect 42 203
+    gain rights: unshare 272 97, bpf 321 280, perf_event_open 298 241, userfaultfd 323 282,
+        io_uring_setup 425 425
+    hold memory that no limit counts: memfd_create 319 279, memfd_secret 447 447
+    leave something behind: add_key 248 217, request_key 249 218, keyctl 250 219, shmget 29 194,
+        shmat 30 196, shmctl 31 195, semget 64 190, semctl 66 191, semop 65 193,
+        semtimedop 220 192, msgget 68 186, msgctl 71 187, msgsnd 69 189, msgrcv 70 188,
+        mq_open 240 180, mq_unlink 241 181
 """
-# These calls fail by one argument: unless it has the bits, unless it is the value, or if it is one.
+# Without namespaces these fail, too: they change a file of the same user, and Landlock allows it.
+DENIED_PLAIN = """
+    cut a file: truncate 76 45
+    change its attributes: chmod 90 -, fchmod 91 52, fchmodat 268 53, fchmodat2 452 452,
+        chown 92 -, lchown 94 -, fchown 93 55, fchownat 260 54, utime 132 -, utimes 235 -,
+        futimesat 261 -, utimensat 280 88, setxattr 188 5, lsetxattr 189 6, fsetxattr 190 7,
+        setxattrat 463 463, removexattr 197 14, lremovexattr 198 15, fremovexattr 199 16,
+        removexattrat 466 466, file_setattr 469 469
+"""
+# These fail by one argument (the third number says which, from 0): unless it is one of the values
+# (only), unless it has the bits (bits), or if it is one of the values (never).
 LIMITED = """
-    clone 56 220 0 bits 0x10000              # a thread may start, a process may not
-    socket 41 198 0 only 1                   # AF_UNIX
-    prlimit64 302 261 0 only 0               # its own limits
+    clone 56 220 0 bits 0x10000                  # a thread may start, a process may not
+    socketpair 53 199 1 only 1 0x80001 0x80801   # streams: other kinds can send to any address
+    prlimit64 302 261 0 only 0                   # its own limits
     sched_setaffinity 203 122 0 only 0
-    fcntl 72 25 1 never 8 10 15              # F_SETOWN, F_SETSIG, F_SETOWN_EX: signals to others
-    ioctl 16 29 1 never 0x8901 0x8902        # FIOSETOWN, SIOCSPGRP
-    prctl 157 167 0 never 1                  # PR_SET_PDEATHSIG: it would outlive its zygote
+    fcntl 72 25 1 never 8 10 15                  # F_SETOWN, F_SETSIG, F_SETOWN_EX: signals
+    ioctl 16 29 1 never 0x8901 0x8902 0x40086602 0x401c5820  # signals; attributes of files
+    prctl 157 167 0 never 1                      # PR_SET_PDEATHSIG: it would outlive its zygote
 """
 
 
@@ -76,33 +98,39 @@ def prctl(option: int, value: int, pointer: Any = None) -> None:
         call("prctl", option, ctypes.c_ulong(value), pointer, 0, 0)
 
 
-def enter_namespaces(folder: str) -> str:
-    """Move this process to a root with python and an empty folder; the path of that folder.
+def die_with_parent() -> None:
+    prctl(PARENT_DEATH_SIGNAL, signal.SIGKILL)
 
-    The namespaces are: user (unless root), mount, process ids, network, messages.
+
+# ---------------------------------------------------------------------- namespaces
+
+
+def enter_namespaces(folder: str) -> str:
+    """Move this process to namespaces of its own; the path of the folder for its programs.
+
     Raises OSError where the system does not allow them.
     """
     uid, gid = os.getuid(), os.getgid()
-    call("unshare", NEW_MOUNT_PID_NET_IPC | (NEW_USER if uid else 0))
+    call("unshare", NEW_REST | NEW_USER if uid else NEW_REST)
     if uid:
-        for name, text in (
-            ("setgroups", "deny"),
-            ("uid_map", f"{uid} {uid} 1"),
-            ("gid_map", f"{gid} {gid} 1"),
-        ):
+        maps = {"setgroups": "deny", "uid_map": f"{uid} {uid} 1", "gid_map": f"{gid} {gid} 1"}
+        for name, text in maps.items():
             with open(f"/proc/self/{name}", "w") as file:
                 file.write(text)
-
     child = os.fork()  # the first process of the new ids: when it ends, all of them end
     if child:
         os.waitpid(child, 0)
         os._exit(0)
     die_with_parent()
+    return enter_root(folder)
 
+
+def enter_root(folder: str) -> str:
+    """Make a folder the root, with python and an empty folder in it; the path of that folder."""
     call("mount", "none", "/", None, PRIVATE | RECURSIVE, None)
     call("mount", "tmpfs", folder, "tmpfs", NO_SUID, "size=1m,mode=755")
     for path in readable():
-        _show(path, folder)
+        show(path, folder)
     for name, target in (("stdin", "/0"), ("stdout", "/1"), ("stderr", "/2"), ("fd", "")):
         os.symlink(f"/proc/self/fd{target}", f"{folder}/dev/{name}")
     scratch = "/scratch" if os.path.exists(folder + "/tmp") else "/tmp"  # python may lie in /tmp
@@ -110,7 +138,6 @@ def enter_namespaces(folder: str) -> str:
     os.mkdir(folder + scratch)
     with contextlib.suppress(OSError):  # a container may hide parts of /proc; /dev/stdin needs it
         call("mount", "proc", folder + "/proc", "proc", NO_SUID | NO_DEVICES | NO_EXEC, "hidepid=2")
-
     os.chdir(folder)
     pivot_root = {"x86_64": 155, "aarch64": 41}[os.uname().machine]
     call("syscall", pivot_root, ".", ".")
@@ -120,7 +147,7 @@ def enter_namespaces(folder: str) -> str:
     return scratch
 
 
-def _show(path: str, folder: str) -> None:
+def show(path: str, folder: str) -> None:
     """Let a path of the system be seen, read-only, under a folder that becomes the root."""
     inside = folder + path
     if os.path.islink(path) and path.count("/") == 1:
@@ -134,57 +161,67 @@ def _show(path: str, folder: str) -> None:
     if os.path.islink(inside) or not os.path.exists(inside):
         return
     call("mount", path, inside, None, BIND | RECURSIVE, None)
-    if not path.startswith("/dev/"):
-        kept = os.statvfs(path).f_flag & LOCKED_FLAGS
-        flags = REMOUNT | BIND | READ_ONLY | NO_SUID | NO_DEVICES | kept
-        call("mount", "none", inside, None, flags, None)
+    flags = REMOUNT | BIND | READ_ONLY | NO_SUID | os.statvfs(path).f_flag & LOCKED_FLAGS
+    if path not in DEVICES:  # read-only they can be written to, but their times stay
+        flags |= NO_DEVICES
+    call("mount", "none", inside, None, flags, None)
 
 
-def system_call_filter() -> Any:
-    """SYSTEM_CALLS as a program for the kernel (seccomp, classic BPF), in a buffer."""
-    load, equal, above, bits, give = 0x20, 0x15, 0x35, 0x45, 6
-    kill, deny, missing, allow = 1 << 31, 0x50001, 0x50026, 0x7FFF0000
-    machine = os.uname().machine
-    code = [
-        (load, 0, 0, 4),
-        (equal, 1, 0, MACHINES[machine]),
-        (give, 0, 0, kill),
-        (load, 0, 0, 0),
-        (above, 0, 1, 1 << 30),  # the same calls under other numbers (x32)
-        (give, 0, 0, missing),
-        (equal, 0, 1, 435),  # clone3: its flags cannot be read; libraries then use clone
-        (give, 0, 0, missing),
-    ]
-    column = 1 if machine == "x86_64" else 2
-    words = DENIED.split()
-    for at in range(0, len(words) - 1, 3):
-        number = words[at + column]
-        if number != "-":
-            code += [(equal, 0, 1, int(number)), (give, 0, 0, deny)]
-    for line in LIMITED.strip().split("\n"):
-        row = line.partition("#")[0].split()
-        matching, others = (deny, allow) if row[4] == "never" else (allow, deny)
-        compare = bits if row[4] == "bits" else equal
-        body = [(load, 0, 0, 16 + 8 * int(row[3]))]
-        for value in row[5:]:
-            body += [(compare, 0, 1, int(value, 0)), (give, 0, 0, matching)]
-        body.append((give, 0, 0, others))
-        code += [(equal, 0, len(body), int(row[column])), *body]
-    code.append((give, 0, 0, allow))
-    return ctypes.create_string_buffer(b"".join(struct.pack("<HBBI", *row) for row in code))
+# ---------------------------------------------------------------------- the filter
+
+# A line of the filter: operation, lines to skip if it is so, lines to skip if not, value.
+LOAD, EQUAL, AT_LEAST, BITS, END = 0x20, 0x15, 0x35, 0x45, 6
+ALLOW, DENY, MISSING = (END, 0, 0, 0x7FFF0000), (END, 0, 0, 0x50001), (END, 0, 0, 0x50026)
+KILL = (END, 0, 0, 1 << 31)
+MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # column of the tables, name
+
+
+def when(test: int, value: int, *lines: tuple) -> list[tuple]:
+    """Lines that run only if what was loaded passes a test."""
+    return [(test, 0, len(lines), value), *lines]
+
+
+def system_call_filter(isolated: bool) -> Any:
+    """The tables above as a program for the kernel (seccomp, classic BPF), in a buffer."""
+    tables = DENIED if isolated else DENIED + DENIED_PLAIN
+    column, machine = MACHINES[os.uname().machine]
+    code = [(LOAD, 0, 0, 4), (EQUAL, 1, 0, machine), KILL]
+    code.append((LOAD, 0, 0, 0))  # the number of the call
+    code += when(AT_LEAST, 1 << 30, MISSING)  # the same calls under other numbers (x32)
+    code += when(EQUAL, 435, MISSING)  # clone3: its flags cannot be read; libraries then use clone
+    for numbers in re.findall(r"\w+ (\d+) (\d+|-)", tables):
+        if numbers[column] != "-":
+            code += when(EQUAL, int(numbers[column]), DENY)
+    for row in LIMITED.strip().splitlines():
+        words = row.partition("#")[0].split()
+        number, argument, rule = int(words[1 + column]), int(words[3]), words[4]
+        found, last = (DENY, ALLOW) if rule == "never" else (ALLOW, DENY)
+        body = [(LOAD, 0, 0, 16 + 8 * argument)]
+        for value in words[5:]:
+            body += when(BITS if rule == "bits" else EQUAL, int(value, 0), found)
+        code += when(EQUAL, number, *body, last)
+    code.append(ALLOW)
+    return ctypes.create_string_buffer(b"".join(struct.pack("<HBBI", *line) for line in code))
+
+
+# ---------------------------------------------------------------------- the cage
 
 
 class Cage:
     """What a zygote prepares once, and each of its programs enters."""
 
     def __init__(self, folder: str, isolated: bool) -> None:
-        self.folder, self.scratch, self.rules, self.size, self.uid = folder, "", None, 0, 0
+        self.folder = folder
+        self.scratch = ""  # where a new file system is mounted for each program
+        self.uid = 0  # the programs' user, if they need not be ours
+        self.size = 0  # bytes of address space before a program starts
+        self.rules: Any = None  # the filter
         if isolated and os.getuid() == 0:
             self.uid = 50_000 + os.getpid() % 10_000  # one for each worker: its threads are counted
         if isolated:
             self.scratch = enter_namespaces(folder)
         if sys.platform == "linux":
-            self.rules = system_call_filter()
+            self.rules = system_call_filter(isolated)
             with open("/proc/self/statm") as file:
                 self.size = int(file.read().split()[0]) * resource.getpagesize() + (8 << 20)
             prctl(NO_NEW_PRIVILEGES, 1)
@@ -214,9 +251,9 @@ class Cage:
             resource.RLIMIT_CPU: math.ceil(limits["timeout"] + 0.5),
             resource.RLIMIT_AS: self.size + int(limits["memory_mb"] * (1 << 20)),
             resource.RLIMIT_CORE: 0,
-            resource.RLIMIT_NOFILE: 128,
+            resource.RLIMIT_NOFILE: OPEN_FILES,
             resource.RLIMIT_FSIZE: 64 << 20,
-            resource.RLIMIT_NPROC: 64 if self.uid else 4096,  # threads; 4096: of all that we run
+            resource.RLIMIT_NPROC: THREADS if self.uid else 4096,  # 4096: with all else that we run
         }
         for which, value in wanted.items():
             hard = resource.getrlimit(which)[1]
@@ -228,32 +265,29 @@ class Cage:
             os.setgid(self.uid)
             os.setuid(self.uid)
         if self.rules:
-            call(
-                "capset", struct.pack("<Ii", 0x20080522, 0), bytes(24)
-            )  # no capability, even as root
+            no_capability = struct.pack("<Ii", 0x20080522, 0), bytes(24)
+            call("capset", *no_capability)  # not even as root
             die_with_parent()
             if not self.scratch:
                 see_only(os.getcwd())
             prctl(DUMPABLE, 1)  # else it cannot open /dev/stdin, which is under /proc/self
-            rows, place = len(self.rules) // 8, ctypes.addressof(self.rules)
-            prctl(SECCOMP, 2, struct.pack("<HxxxxxxQ", rows, place))
-
-
-def die_with_parent() -> None:
-    prctl(PARENT_DEATH_SIGNAL, signal.SIGKILL)
+            lines, place = len(self.rules) // 8, ctypes.addressof(self.rules)
+            prctl(SECCOMP, 2, struct.pack("<HxxxxxxQ", lines, place))
 
 
 def see_only(folder: str) -> None:
     """Write only in a folder; read only there and what python needs (Landlock)."""
-    everything, read_file, read_folder = 0x1FFE, 4, 8
-    ruleset = LIBRARY.syscall(444, struct.pack("<Q", everything), 8, 0)
-    if ruleset < 0:
+    version = LIBRARY.syscall(444, None, 0, 1)
+    if version < 1:
         return
-    rules = dict.fromkeys(filter(os.path.exists, readable()), read_file | read_folder)
-    rules |= {folder: everything, "/proc/self": read_file | read_folder, os.devnull: read_file | 2}
+    everything = ALL_OLD | TRUNCATE if version >= 3 else ALL_OLD
+    ruleset = LIBRARY.syscall(444, struct.pack("<Q", everything), 8, 0)
+    rules = dict.fromkeys(filter(os.path.exists, readable()), READ_FILE | READ_FOLDER)
+    rules |= {"/proc/self": READ_FILE | READ_FOLDER, os.devnull: READ_FILE | WRITE_FILE}
+    rules[folder] = everything
     for path, rights in rules.items():
         if not os.path.isdir(path):
-            rights &= ~read_folder
+            rights &= ~READ_FOLDER
         file = os.open(path, os.O_PATH)
         call("syscall", 445, ruleset, 1, struct.pack("<Qi", rights, file), 0)
         os.close(file)
@@ -262,34 +296,31 @@ def see_only(folder: str) -> None:
 
 
 def remove(folder: str) -> None:
-    """Remove a folder. What the system does not let us remove stays."""
+    """Remove a folder. What the system does not let us remove stays.
+
+    A program may nest folders deeper than a path may be long. So each folder inside is first moved
+    up to where its path is short.
+    """
     with contextlib.suppress(OSError):
-        if not _is_folder(folder):  # a program replaced it
+        if not is_folder(folder):  # a program replaced it
             os.unlink(folder)
             return
-        os.chmod(folder, 0o700)
-        while names := os.listdir(folder):
-            for name in names:
-                _pull_up(os.path.join(folder, name), folder)
+        waiting = [folder]
+        while waiting:
+            outer = waiting.pop()
+            os.chmod(outer, 0o700)
+            for name in os.listdir(outer):
+                path = os.path.join(outer, name)
+                if is_folder(path):
+                    os.chmod(path, 0o700)  # only who may write to a folder may move it
+                    waiting.append(os.path.join(folder, os.urandom(12).hex()))
+                    os.rename(path, waiting[-1])
+                else:
+                    os.unlink(path)
+            if outer != folder:
+                os.rmdir(outer)
         os.rmdir(folder)
 
 
-def _is_folder(path: str) -> bool:
+def is_folder(path: str) -> bool:
     return os.path.isdir(path) and not os.path.islink(path)
-
-
-def _pull_up(path: str, folder: str) -> None:
-    """Remove one entry of a folder, and move what it holds into the folder itself.
-
-    So no depth needs a long path.
-    """
-    if not _is_folder(path):
-        os.unlink(path)
-        return
-    os.chmod(path, 0o700)
-    for name in os.listdir(path):
-        inner = os.path.join(path, name)
-        if _is_folder(inner):
-            os.chmod(inner, 0o700)  # only who may write to a folder may move it
-        os.rename(inner, os.path.join(folder, os.urandom(12).hex()))
-    os.rmdir(path)

@@ -251,13 +251,14 @@ class Values:
 
     def load_object(self, wire: Wire, number: int, kind: str) -> Any:
         """The stand-in for an object. Each class of the program has one of its own."""
+        number = int(number)  # never the name of a class, which self.known has, too
         if number not in self.known:
             name = f"class {kind}"
             if len(self.known) > 200_000:
                 raise ValueError("more objects than any test needs")
             if name not in self.known:
                 self.known[name] = type(kind, (Remote,), {})
-            self.known[number] = self.known[name](self.link, int(number), kind)
+            self.known[number] = self.known[name](self.link, number, kind)
         return self.known[number]
 
     def load_method(self, wire: Wire, name: str, number: int, kind: str) -> Any:
@@ -285,10 +286,13 @@ class Values:
         args, kind = wire.unpack(args), None
         if lineage[0][0] == "solution" or not isinstance(args, tuple):
             args = (text,)
-        while not is_exception_class(kind):
-            (module, name), *lineage = lineage
+        for module, name in lineage:
             if module != "solution":
                 kind = getattr(sys.modules.get(module), name, None)
+            if is_exception_class(kind):
+                break
+        else:
+            raise ValueError("an exception of no class")
         try:
             error = kind.__new__(kind, *args)
         except Exception:
@@ -418,8 +422,14 @@ class Shown(reprlib.Repr):
         self.maxlevel, self.maxlong, self.maxother, self.maxstring = 6, 200, 200, room
         self.maxlist = self.maxtuple = self.maxset = self.maxfrozenset = self.maxdict = 30
         self.maxdeque = 30
+        self.left = 2000  # parts to show: one list in many places is shown in each
 
     def repr1(self, x: Any, level: int) -> str:  # the base goes by the name of the class
+        self.left -= 1
+        if self.left < 0:
+            return "..."
+        if isinstance(x, functools.partial):  # of load_method
+            return f"<method {x.args[0]}>"
         return f"<{x._label} object>" if isinstance(x, Remote) else super().repr1(x, level)
 
     def repr_str(self, x: str, level: int) -> str:

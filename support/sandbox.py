@@ -7,6 +7,9 @@ A request is a function, its keyword arguments (or nothing) and its arguments: o
 a test may do with a program. Calls, attributes, operators and iteration differ only in the
 function. A reply is whether it raised, and the value or the exception. support/wire.py says how
 they cross. What is no data stays here: the judge knows it by a number. Standard library only.
+
+    zygote         waits for the judge, forks         candidate      gives up its rights
+      (once a judge)                      -- fork -->   (once a program)   Program.serve
 """
 
 import atexit
@@ -17,6 +20,7 @@ import functools
 import gc
 import importlib
 import json
+import linecache
 import operator
 import os
 import signal
@@ -24,12 +28,17 @@ import socket
 import sys
 import threading
 import types
+from os import _exit as end_process  # taken by name: a program may change what modules hold
 from typing import Any
 
 from support import confine
 from support.wire import NAMES, SHARED, Wire, receive, send
 
 PRELOADED = ("bisect", "cmath", "copy", "enum", "heapq", "math", "random", "string")
+OWN = ("json", "json.decoder", "json.encoder", "json.scanner")  # see second_copies
+THREAD_STACK = 2 << 20  # bytes; at the usual eight, the memory limit would allow 64 threads
+SOURCE = "<solution>"  # the file of a program, as its traces and __file__ call it
+PLAIN = {int: int.__index__, float: float.__float__, str: str.__str__}  # not to be overridden
 
 
 class Program:
@@ -50,10 +59,9 @@ class Program:
         main = start["module"] == "__main__"
         module = types.ModuleType(start["module"])
         sys.modules[start["module"]] = sys.modules["__main__"] = module
-        space = module.__dict__
-        error = define(space, start["context"], start["code"])
+        error = define(module, start["context"], start["code"])
         if main:
-            error = end_main(space, error)
+            error = end_main(module, error)
         self.keep(module)  # the judge knows it by the number 0
         wanted = {name: getattr(module, name) for name in start["wanted"] if hasattr(module, name)}
         self.reply(error, wanted)
@@ -105,13 +113,14 @@ class Program:
         line = error.lineno if isinstance(error, SyntaxError) else 0
         trace = error.__traceback__
         while trace:
-            if trace.tb_frame.f_code.co_filename == "<solution>":
+            if trace.tb_frame.f_code.co_filename == SOURCE:
                 line = trace.tb_lineno
             trace = trace.tb_next
         lineage = [[base.__module__, base.__name__[:60]] for base in type(error).__mro__[:-1]]
-        return ["error", lineage, text, wire.pack(args), line]
+        return ["error", lineage, text, wire.pack(args), line or 0]
 
     def keep(self, x: Any) -> int:
+        """The number by which the judge knows what stays here."""
         if id(x) not in self.numbers:
             self.numbers[id(x)] = len(self.kept)
             self.kept.append(x)
@@ -151,9 +160,6 @@ class Program:
         return getattr(builtins, parts[0]) if kind == "shared" else self.kept[parts[0]]
 
 
-PLAIN = {int: int.__index__, float: float.__float__, str: str.__str__}  # not to be overridden
-
-
 def run_named(name: str, owner: Any, *args: Any, **kwargs: Any) -> Any:
     """Call a method of an object, or do what an operator does: "__len__" stands for len()."""
     if not name.startswith("__"):
@@ -168,32 +174,43 @@ def run_named(name: str, owner: Any, *args: Any, **kwargs: Any) -> Any:
     return function(owner, *args)
 
 
-def define(space: dict, context: str, code: str) -> BaseException | None:
+def define(module: types.ModuleType, context: str, code: str) -> BaseException | None:
     """Run the problem's context and the program in a module; what it raised."""
+    space = module.__dict__
+    space.update(__file__=SOURCE, __builtins__=sys.modules["builtins"])
+    linecache.cache[SOURCE] = (len(code), None, code.splitlines(True), SOURCE)  # for inspect
     try:
         with contextlib.suppress(NameError):  # set-up code that needs the program: the judge's
             exec(compile(context, "<context>", "exec"), space)
-        exec(compile(code.removeprefix("\ufeff"), "<solution>", "exec"), space)
+        exec(compile(code.removeprefix("\ufeff"), SOURCE, "exec"), space)
     except BaseException as error:
         return error
     return None
 
 
-def end_main(space: dict, error: BaseException | None) -> BaseException | None:
-    """End a main program as python does: its threads, its exit functions, its files."""
-    threading._shutdown()
+def end_main(module: types.ModuleType, error: BaseException | None) -> BaseException | None:
+    """End a main program as python does; what it raised, unless python's exit code would be 0."""
+    if isinstance(error, SystemExit):
+        code = error.code
+        if code is None or isinstance(code, int) and code & 0xFF == 0:
+            error = None
+    threading._shutdown()  # waits for its threads
     atexit._run_exitfuncs()
     try:
-        space.clear()
+        flush_output()
+        sys.stdout = sys.__stdout__
+        module.__dict__.clear()
         gc.collect()  # what is printed as an object goes is printed
-        for stream in (getattr(sys, "stdout", None), sys.__stdout__):
-            if stream is not None and not getattr(stream, "closed", False):
-                stream.flush()
+        flush_output()
     except BaseException as fault:
         error = error or fault
-    code = error.code if isinstance(error, SystemExit) else 1
-    good = code is None or (isinstance(code, int) and code & 0xFF == 0)
-    return None if good else error
+    return error
+
+
+def flush_output() -> None:
+    for stream in (getattr(sys, "stdout", None), sys.__stdout__):
+        if stream is not None and not getattr(stream, "closed", False):
+            stream.flush()
 
 
 def candidate(files: list, folder: str, limits: dict, give_up_rights: Any) -> None:
@@ -217,15 +234,17 @@ def candidate(files: list, folder: str, limits: dict, give_up_rights: Any) -> No
         signal.setitimer(signal.ITIMER_PROF, limits["timeout"])
         Program(socket.socket(fileno=3)).serve()
     finally:
-        os._exit(0)
+        end_process(0)
 
 
 def zygote(control: socket.socket, folder: str, isolated: bool) -> None:
     """Fork a program, end it when the judge says so, tell how it ended, clean up; again."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # no handler: a namespace's first process is safe
     confine.die_with_parent()
-    for name in PRELOADED:
+    second_copies()
+    for name in PRELOADED + OWN:
         importlib.import_module(name)
+    threading.stack_size(THREAD_STACK)
     try:
         cage = confine.Cage(folder, isolated)
     except (OSError, KeyError) as error:
@@ -257,3 +276,12 @@ def zygote(control: socket.socket, folder: str, isolated: bool) -> None:
         cage.close(place)
         seconds = usage.ru_utime + usage.ru_stime
         send(control, json.dumps([os.waitstatus_to_exitcode(status), seconds]))
+
+
+def second_copies() -> None:
+    """Let programs import modules that are not ours. What they change there breaks no message."""
+    for name in OWN:
+        del sys.modules[name]
+    copy = types.ModuleType("builtins")
+    copy.__dict__.update(builtins.__dict__)
+    sys.modules["builtins"] = copy

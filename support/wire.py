@@ -1,63 +1,72 @@
 """Values on the wire between the judge and a program.
 
-A message is one line of JSON. A plain value is itself; all else is a list that begins with its
-kind. Both sides count the containers as they first meet them, so ["same", 0] means the same list
-to both. A message begins with what its sender has changed since the last one. An example, as the
-judge calls f(xs) with xs = [3, 1]:
+A message is one line of JSON: [gone, changes, value, ...]. A number, a text, true, false and null
+stand for themselves. All else is a list that begins with its kind: ["tuple", 1, 2].
 
-    judge    the call                        [[], [], ["object", 7], null, ["list", 3, 1]]
-    program  sorts xs and returns it         [[], [[0, [1, 3]]], false, ["same", 0]]
+Lists, dicts and the like exist twice, here and there, and are kept equal. Both sides count them as
+they meet them, so both know ["same", 0] as the first one. `changes` tells the new contents of those
+that the sender has changed since its last message, `gone` the numbers that both forget after it.
+An example: the judge calls f(xs) with xs = [3, 1]. Number 0 is the dict that held f, 1 is xs.
+
+    judge                                        [[], [], ["object", 7], null, ["list", 3, 1]]
+    program, which sorted xs and returns it      [[], [[1, [1, 3]]], false, ["same", 1]]
 
 In: values of either side. Out: messages, and what is read of them. Standard library only.
 """
 
-import collections
+import functools
 import importlib
-import itertools
 import json
-import operator
 import re
 import socket
-import time
+import sys
+from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
+from itertools import chain
+from operator import is_not
+from time import monotonic  # taken by name: a program may change what modules hold
 from typing import Any
 
 ATOMS = {str, bool, float, type(None)}
-SHARED = """int float complex str bool bytes list tuple dict set frozenset range object type len
+BUILTINS = """int float complex str bool bytes list tuple dict set frozenset range object type len
     sum min max abs round sorted reversed repr all any ord chr hex bin oct divmod pow hash
     isinstance issubclass callable map filter zip enumerate"""
-SHARED = set(SHARED.split())  # builtins that cross by name: the judge calls them, so none does harm
+SHARED = set(BUILTINS.split())  # they cross by name: the judge calls them, so none does harm
+CHANGEABLE = (list, dict, set, bytearray, deque)
+LARGEST_INT = 1 << 21  # bits; an operation on two such numbers takes about a second
+DEEPEST = 2500  # calls within calls, enough for 1,200 values within values
 
 
 def contents(x: Any) -> list:
     """The parts of a container; the keys and values of a dict in turn."""
     if isinstance(x, dict):
-        return list(itertools.chain.from_iterable(x.items()))
+        return list(chain.from_iterable(x.items()))
     if hasattr(x, "tolist"):  # of numpy
         return x.ravel().tolist()
     return list(x)
 
 
-def fill(x: Any, parts: Any) -> Any:
+def fill(x: Any, parts: list) -> Any:
     """Give a container new contents, in place."""
-    if isinstance(x, dict):
-        x.clear()
-        for key, value in zip(parts[::2], parts[1::2], strict=True):
-            x[key] = value
-    elif isinstance(x, (list, bytearray)):
+    if isinstance(x, (list, bytearray)):
         x[:] = parts
     elif hasattr(x, "tolist"):
         x.flat = parts
     else:
         x.clear()
-        x.extend(parts) if isinstance(x, collections.deque) else x.update(parts)
+        if isinstance(x, dict):
+            for key, value in zip(parts[::2], parts[1::2], strict=True):
+                x[key] = value  # not update(): a Counter would add
+        elif isinstance(x, deque):
+            x.extend(parts)
+        else:
+            x.update(parts)
     return x
 
 
-def checked(x: Any) -> Any:
-    """Refuse an integer or a range whose next operation could take for ever."""
-    size = x.bit_length() if isinstance(x, int) else abs(x.stop - x.start)
-    if size > (1 << 21 if isinstance(x, int) else 10**7):
-        raise ValueError(f"a {type(x).__name__} of absurd size")
+def checked(x: int) -> int:
+    """Refuse an integer whose next operation could take for ever."""
+    if x.bit_length() > LARGEST_INT:
+        raise ValueError(f"an integer of absurd size ({x.bit_length():,} bits) cannot cross")
     return x
 
 
@@ -70,51 +79,56 @@ def numpy_parts(x: Any) -> list:
 
 def make_numpy(kind: str, shape: Any, *values: Any) -> Any:
     numpy = importlib.import_module("numpy")
-    if not re.fullmatch(r"[<>|=]?[biufcU]\d{1,4}", kind):
-        raise ValueError(kind)
+    plain = set(map(type, values)) <= {bool, int, float, complex, str}  # numpy would copy a range
+    if not plain or not re.fullmatch(r"[<>|=]?[biufcU]\d{1,4}", kind):
+        raise ValueError(f"no numpy value of type {kind}")
     array = numpy.array(values, numpy.dtype(kind))
     return array[0] if shape is None else array.reshape(shape)
 
 
 def make_namedtuple(name: str, size: int, *parts: Any) -> tuple:
-    return collections.namedtuple(name, parts[:size])(*parts[size:])
+    fields = parts[:size]
+    if sum(map(len, fields), len(name)) > 2000:
+        raise ValueError("the names of a named tuple are of absurd size")
+    return namedtuple_class(name, *fields)(*parts[size:])
 
 
-KINDS = {  # kind: (type, the parts of a value, the value from its parts; None: filled, see unpack)
+@functools.lru_cache(100)
+def namedtuple_class(name: str, *fields: str) -> type:
+    """To make a class is slow: a list of many such tuples makes it once."""
+    return namedtuple(name, fields)
+
+
+KINDS = {  # kind: (type, the parts of a value, the value from its parts; None: see Wire.unpack)
     "list": (list, contents, None),
     "dict": (dict, contents, None),
     "set": (set, list, None),
     "bytearray": (bytearray, list, None),
-    "Counter": (collections.Counter, contents, None),
-    "OrderedDict": (collections.OrderedDict, contents, None),
+    "Counter": (Counter, contents, None),
+    "OrderedDict": (OrderedDict, contents, None),
     "defaultdict": (
-        collections.defaultdict,
+        defaultdict,
         lambda x: [x.default_factory, *contents(x)],
-        lambda factory, *parts: fill(collections.defaultdict(factory), parts),
+        lambda factory, *parts: fill(defaultdict(factory), parts),
     ),
-    "deque": (
-        collections.deque,
-        lambda x: [x.maxlen, *x],
-        lambda size, *parts: collections.deque(parts, size),
-    ),
+    "deque": (deque, lambda x: [x.maxlen, *x], lambda size, *parts: deque(parts, size)),
     "tuple": (tuple, list, lambda *parts: parts),
     "frozenset": (frozenset, list, lambda *parts: frozenset(parts)),
     "bytes": (bytes, lambda x: [x.decode("latin-1")], lambda text: text.encode("latin-1")),
     "int": (int, lambda x: [hex(checked(x))], lambda text: checked(int(text, 16))),
-    "range": (
-        range,
-        lambda x: [checked(x).start, x.stop, x.step],
-        lambda *parts: checked(range(*parts)),
-    ),
+    "range": (range, lambda x: [x.start, x.stop, x.step], range),
     "complex": (complex, lambda x: [x.real, x.imag], complex),
     "keys": (type({}.keys()), list, lambda *parts: dict.fromkeys(parts).keys()),
     "values": (type({}.values()), list, lambda *parts: dict(enumerate(parts)).values()),
-    "items": (type({}.items()), list, lambda *parts: dict(parts).items()),
+    "items": (
+        type({}.items()),
+        lambda x: list(chain.from_iterable(x)),
+        lambda *parts: fill({}, parts).items(),
+    ),
     "namedtuple": (None, lambda x: [type(x).__name__, len(x), *x._fields, *x], make_namedtuple),
     "numpy": (None, numpy_parts, make_numpy),
 }
 NAMES = {row[0]: name for name, row in KINDS.items()}
-CHANGEABLE = (list, dict, set, bytearray, collections.deque)
 
 
 def kind_of(x: Any) -> str | None:
@@ -127,12 +141,37 @@ def kind_of(x: Any) -> str | None:
     return "numpy" if kind.__module__ == "numpy" and hasattr(x, "tolist") else None
 
 
+def nested_deeply(calls: int) -> Any:
+    """Decorate a method of Wire: the depth of values is limited by itself.
+
+    A usual program may nest fewer calls than values, and one that raised its limit more.
+    """
+
+    def decorate(method: Any) -> Any:
+        @functools.wraps(method)
+        def deeper(wire: "Wire", *args: Any, **kwargs: Any) -> Any:
+            usual = sys.getrecursionlimit()
+            if wire.other:  # not in the trainer: the limit holds for all of its threads
+                sys.setrecursionlimit(calls)
+            try:
+                return method(wire, *args, **kwargs)
+            except RecursionError:
+                raise ValueError("a value is nested too deeply to cross") from None
+            finally:
+                if wire.other:
+                    sys.setrecursionlimit(usual)
+
+        return deeper
+
+    return decorate
+
+
 class Wire:
     """Values as JSON, and the containers that both sides hold, kept equal.
 
-    A message is [gone, changes, value, ...]: numbers that both sides forget after the changes, the
-    new contents of what this side changed since the last message, and values. What is no data goes
-    through other.export(x, wire), and comes through other.load(kind, parts, wire).
+    What is no data goes through other.export(x, wire), and comes through
+    other.load(kind, parts, wire). No change comes to what other.may_change(x) forbids. The trainer
+    has no `other`: a problem is data.
 
     >>> wire, a = Wire(), [3, 1]
     >>> wire.write((a, {"k": b"x"}), 2.5)
@@ -147,14 +186,15 @@ class Wire:
         self.objects: dict = {}  # what both sides hold, by number
         self.numbers: dict = {}  # the numbers, by id
         self.before: dict = {}  # the contents when both sides were last equal, by number
-        self.count = 0
+        self.count = 0  # the next number
 
+    @nested_deeply(DEEPEST)
     def write(self, *values: Any, gone: Any = (), tell_changes: bool = True) -> str:
         """A message. Raises TypeError for what cannot cross, ValueError for absurd sizes."""
         first, changed = self.count, {}
         for number, old in self.before.items() if tell_changes else ():
             new = contents(self.objects[number])
-            if len(new) != len(old) or any(map(operator.is_not, new, old)):
+            if len(new) != len(old) or any(map(is_not, new, old)):
                 changed[number] = new
         try:
             changes = [(number, self.pack_all(new)) for number, new in changed.items()]
@@ -170,10 +210,11 @@ class Wire:
         self.remember(first)
         return text
 
+    @nested_deeply(DEEPEST + 500)  # more than the writer's, so that it is not met
     def read(self, text: str) -> list:
         """The values of a message. From a hostile program any exception may follow."""
-        gone, changes, *values = json.loads(text)
         first = self.count
+        gone, changes, *values = json.loads(text)
         for number, parts in changes:
             x = self.objects[number]
             new = self.unpack_all(parts)
@@ -187,6 +228,7 @@ class Wire:
         return values
 
     def note(self, x: Any) -> int:
+        """Give a container that is met the next number."""
         number = self.count
         self.count += 1
         self.numbers[id(x)], self.objects[number] = number, x
@@ -204,6 +246,7 @@ class Wire:
         self.numbers.pop(id(self.objects.pop(number, None)), None)
 
     def pack(self, x: Any) -> Any:
+        """A value as JSON has it."""
         kind = type(x)
         if kind in ATOMS or (kind is int and -(2**63) < x < 2**63):
             return x
@@ -224,6 +267,7 @@ class Wire:
         return list(map(self.pack, parts))
 
     def unpack(self, x: Any) -> Any:
+        """A value from JSON."""
         if type(x) is not list:
             return x
         kind, *parts = x
@@ -252,11 +296,11 @@ def send(connection: socket.socket, text: str) -> None:
 
 def receive(connection: socket.socket, limit: float = 1e9, seconds: float | None = None) -> str:
     """One message. Raises EOFError (the other is gone), TimeoutError, OverflowError (bytes)."""
-    end = time.monotonic() + (seconds or 0)
+    end = monotonic() + (seconds or 0)
     line = bytearray()
     while not line.endswith(b"\n"):
         if seconds is not None:
-            connection.settimeout(max(0.001, end - time.monotonic()))
+            connection.settimeout(max(0.001, end - monotonic()))
         part = connection.recv(1 << 16)
         if not part:
             raise EOFError("the other side is gone")

@@ -4,12 +4,16 @@ The programs run without namespaces, so that each rule stands alone.
 """
 
 import os
+import re
+import struct
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+import executor
 from support import confine
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -71,8 +75,57 @@ def test_no_network_but_local_sockets_and_threads(tmp_path):
         "socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)",
         "socket.socketpair()",
         "threading.Thread(target=print).start()",
+        "socket.socket(socket.AF_UNIX)",
+        "socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)",  # could send to any address
     )
-    assert confined(tmp_path, program) == ["no", "no", "yes", "yes"]
+    assert confined(tmp_path, program) == ["no", "no", "yes", "yes", "no", "no"]
+
+
+def test_without_namespaces_no_file_outside_is_changed(tmp_path):
+    """Landlock watches who opens a file, not who changes its attributes."""
+    outside = tmp_path / "outside"
+    outside.write_text("x" * 10)
+    before = outside.stat()
+    name = repr(str(outside))
+    program = attempts(
+        f"os.truncate({name}, 0)",
+        f"os.chmod({name}, 0)",
+        f"os.utime({name}, (5, 5))",
+        f"os.setxattr({name}, 'user.message', b'1')",
+        f"os.chown({name}, 1, 1)",
+        "os.utime('..', (5, 5))",
+        "os.chmod(os.open(os.path.dirname(os.__file__), os.O_RDONLY), 0o755)",
+        "os.open('mine', os.O_WRONLY | os.O_CREAT | os.O_TRUNC)",
+    )
+    assert confined(tmp_path, program) == ["no"] * 7 + ["yes"]
+    after = outside.stat()
+    assert (after.st_size, after.st_mode, after.st_mtime) == (10, before.st_mode, before.st_mtime)
+
+
+def test_no_message_is_left_in_the_times_of_a_device():
+    code = (
+        "import os\ndef f():\n    try: os.utime('/dev/null')\n    except OSError: return 1\n"
+        "    return 0"
+    )
+    p = SimpleNamespace(kind="functional", tests=[[[], 1]], public_tests=[], entry_point="f")
+    assert executor.run(p, code).status == "passed"
+    executor.close()
+
+
+def test_no_memory_and_no_messages_outlive_a_program(tmp_path):
+    calls = {
+        "shmget": "29, 0, 100, 0o1666",
+        "semget": "64, 0, 1, 0o1666",
+        "msgget": "68, 0, 0o1666",
+    }
+    calls |= {"memfd_create": "319, b'x', 0", "mq_open": "240, b'x', 0o100, 0o600, 0"}
+    numbers = {name: row.split(",")[0] for name, row in calls.items()}
+    table = dict(re.findall(r"(\w+) (\d+) ", confine.DENIED))
+    assert {name: table[name] for name in calls} == numbers
+    if os.uname().machine == "x86_64":
+        program = "import ctypes\nlibc = ctypes.CDLL(None)\n"
+        program += "\n".join(f"print(libc.syscall({row}))" for row in calls.values())
+        assert confined(tmp_path, program) == ["-1"] * 5
 
 
 def test_files_are_seen_in_the_own_folder_only(tmp_path):
@@ -105,14 +158,25 @@ def test_limits_cannot_be_raised(tmp_path):
 
 
 def test_the_filter_jumps_to_its_own_lines():
-    code = bytes(confine.system_call_filter())
+    code = bytes(confine.system_call_filter(isolated=False))
     rows = [code[at : at + 8] for at in range(0, len(code) - 1, 8)]
     assert len(rows) > 100
     for at, row in enumerate(rows):
         if row[0] in (0x15, 0x35, 0x45):  # jumps: how many lines, if so and if not
             assert at + max(row[2], row[3]) < len(rows) - 1
-    names = confine.DENIED.split()[::3]
-    assert {"fork", "ptrace", "connect", "execve", "kill"} <= set(names)
+
+
+def test_the_filter_has_all_calls_of_its_tables():
+    column = {"x86_64": -2, "aarch64": -1}[os.uname().machine]
+    for isolated, text in ((True, confine.DENIED), (False, confine.DENIED + confine.DENIED_PLAIN)):
+        calls = [part.split() for part in re.split("[,:\n]", text) if re.search(r"\d ", part)]
+        assert {"fork", "ptrace", "connect", "execve", "kill"} <= {name for name, *_ in calls}
+        code = bytes(confine.system_call_filter(isolated))
+        rows = list(struct.iter_unpack("<HBBI", code[: len(code) // 8 * 8]))
+        fails = (6, 0, 0, 0x50001)
+        found = [row[3] for row, after in zip(rows, rows[1:], strict=False) if after == fails]
+        wanted = [int(words[column]) for words in calls if words[column] != "-"]
+        assert found[: len(wanted)] == wanted
 
 
 def test_remove_follows_no_link_and_needs_no_right(tmp_path):

@@ -4,6 +4,7 @@ import collections
 import json
 import math
 import socket
+import sys
 
 import hypothesis.strategies as st
 import numpy as np
@@ -104,6 +105,41 @@ def test_a_value_may_contain_itself():
     assert y[1]["me"] is y
 
 
+def test_a_range_of_any_length_crosses():
+    one, other = ends()
+    for x in (range(10**12), range(-5, -(10**15), -7)):
+        assert other.read(one.write(x)) == [x]
+
+
+def test_equal_named_tuples_have_one_class():
+    one, other = ends()
+    pairs = [Pair(n, n) for n in range(1000)]
+    (copies,) = other.read(one.write(pairs))
+    assert copies == pairs and len({type(x) for x in copies}) == 1
+    fields = json.dumps([f"a{n}" for n in range(1000)])[1:-1]
+    for text in (f'"x", 1000, {fields}', f'"{"x" * 5000}", 0', f'"x", 1, "{"a" * 5000}", 1'):
+        with pytest.raises(ValueError, match="absurd"):
+            one.read(f'[[], [], ["namedtuple", {text}]]')
+
+
+@pytest.mark.parametrize("kind", [lambda x: [x], lambda x: (x,), lambda x: {"a": x}])
+def test_values_nest_to_a_depth_that_both_sides_know(kind):
+    one, other = ends()
+    deep, limit = [1], sys.getrecursionlimit()
+    for _ in range(1000):
+        deep = kind(deep)
+    (copy,) = other.read(one.write(deep))
+    copy = Wire(Shared()).write(copy)
+    assert copy == Wire(Shared()).write(deep)
+    with pytest.raises(ValueError, match="nested too deeply"):
+        Wire().write(deep)  # the trainer, with all its threads, keeps its limit
+    for _ in range(10_000):
+        deep = kind(deep)
+    with pytest.raises(ValueError, match="nested too deeply"):
+        one.write(deep)
+    assert sys.getrecursionlimit() == limit
+
+
 def test_a_message_that_fails_leaves_no_trace():
     one, other = ends()
     x = [1]
@@ -147,7 +183,9 @@ def test_a_forged_message_is_an_exception():
     large = '["int", "0x' + "f" * 10**6 + '"]'
     deep = "[" * 100_000 + "]" * 100_000
     odd = [
-        '["range", 0, 1000000000000, 1]',
+        '["range", 0, 9, 0]',
+        '["numpy", "<i8", null, ["range", 0, 9, 1]]',
+        '["items", ["range", 0, 2, 1]]',
         '["numpy", "O", null, 1]',
         '["numpy", "<U99999", null]',
     ]
