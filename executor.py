@@ -17,7 +17,8 @@ The process that knows the answers never runs the model's code, and the one that
 an answer. A program can lie only about the values of its own functions (for kind stdin: about what
 it prints), so the best that it can do is to compute the right ones. No exit status makes a test
 pass. In support/: plan.py says what a test is, judge.py runs it, link.py talks with the program,
-wire.py says how values cross, sandbox.py is the program's side, confine.py what it cannot do.
+wire.py says how values cross, sandbox.py is the program's side, confine.py and syscalls.py say
+what it cannot do.
 
 Time. A program has `timeout` CPU seconds over all its tests; of kind stdin it has them for each
 case, and is not run on the other cases once it ran out. (A program that disables this timer ends up

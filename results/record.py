@@ -18,7 +18,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 sys.path.insert(0, str(ROOT))
 
-JUDGE = ("judge", "plan", "link", "wire", "sandbox", "confine")
+JUDGE = ("judge", "plan", "link", "wire", "sandbox", "confine", "syscalls")
 EXECUTOR = ["executor.py", *(f"support/{name}.py" for name in JUDGE)]
 LEARNING = ["grpo.py", "murphy.py", "propagate.py", "tree.py"]
 LEARNING += ["support/packing.py", "support/sampling.py", "support/toy.py"]

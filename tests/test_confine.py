@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 import executor
-from support import confine
+from support import confine, syscalls
 
 ROOT = Path(__file__).resolve().parent.parent
 LINUX = sys.platform == "linux"
@@ -120,7 +120,7 @@ def test_no_memory_and_no_messages_outlive_a_program(tmp_path):
     }
     calls |= {"memfd_create": "319, b'x', 0", "mq_open": "240, b'x', 0o100, 0o600, 0"}
     numbers = {name: row.split(",")[0] for name, row in calls.items()}
-    table = dict(re.findall(r"(\w+) (\d+) ", confine.DENIED))
+    table = dict(re.findall(r"(\w+) (\d+) ", syscalls.DENIED))
     assert {name: table[name] for name in calls} == numbers
     if os.uname().machine == "x86_64":
         program = "import ctypes\nlibc = ctypes.CDLL(None)\n"
@@ -158,7 +158,7 @@ def test_limits_cannot_be_raised(tmp_path):
 
 
 def test_the_filter_jumps_to_its_own_lines():
-    code = bytes(confine.system_call_filter(isolated=False))
+    code = bytes(syscalls.system_call_filter(isolated=False))
     rows = [code[at : at + 8] for at in range(0, len(code) - 1, 8)]
     assert len(rows) > 100
     for at, row in enumerate(rows):
@@ -168,10 +168,13 @@ def test_the_filter_jumps_to_its_own_lines():
 
 def test_the_filter_has_all_calls_of_its_tables():
     column = {"x86_64": -2, "aarch64": -1}[os.uname().machine]
-    for isolated, text in ((True, confine.DENIED), (False, confine.DENIED + confine.DENIED_PLAIN)):
+    for isolated, text in (
+        (True, syscalls.DENIED),
+        (False, syscalls.DENIED + syscalls.DENIED_PLAIN),
+    ):
         calls = [part.split() for part in re.split("[,:\n]", text) if re.search(r"\d ", part)]
         assert {"fork", "ptrace", "connect", "execve", "kill"} <= {name for name, *_ in calls}
-        code = bytes(confine.system_call_filter(isolated))
+        code = bytes(syscalls.system_call_filter(isolated))
         rows = list(struct.iter_unpack("<HBBI", code[: len(code) // 8 * 8]))
         fails = (6, 0, 0, 0x50001)
         found = [row[3] for row, after in zip(rows, rows[1:], strict=False) if after == fails]

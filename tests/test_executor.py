@@ -477,9 +477,9 @@ def test_many_programs_leave_no_trace():
     assert [result.reward == 1 for result in first] == [n % 10 > 0 for n in range(200)]
 
 
-def test_the_executor_and_its_six_files_work_alone_in_an_empty_folder(tmp_path):
+def test_the_executor_and_its_seven_files_work_alone_in_an_empty_folder(tmp_path):
     (tmp_path / "support").mkdir()
-    names = ["confine", "judge", "link", "plan", "sandbox", "wire"]
+    names = ["confine", "judge", "link", "plan", "sandbox", "syscalls", "wire"]
     for name in ["executor.py", *(f"support/{name}.py" for name in names)]:
         shutil.copy(ROOT / name, tmp_path / name)
     done = subprocess.run(
