@@ -13,7 +13,9 @@ Needs torch, transformers, numpy, tree.py, executor.py and support/.
 import signal
 import sys
 
-if __name__ == "__main__":  # above the other imports: Ctrl-C costs one line at any moment
+if (
+    __name__ == "__main__"
+):  # above the other imports: they take seconds, and Ctrl-C is to print one line
 
     def stop(*_: object) -> None:
         print("\nevaluate.py: stopped; the same command goes on", file=sys.stderr)
@@ -53,7 +55,7 @@ FROM_NODE += ("truncated", "unexpanded", "feedback")
 
 
 def iterate(problems: list, sample: Callable, execute: Callable, iterations: int) -> list[list]:
-    """One chain (list of Nodes) per problem: a tree with groups of one. Without room: its root."""
+    """One chain (list of Nodes) per problem: a tree with groups of one; no room: its root."""
     trees = build_trees(problems, sample, execute, iterations, 1, stop=attrgetter("public_passed"))
     return [list(walk(tree)) or [tree] for tree in trees]
 
@@ -111,7 +113,7 @@ def wilson(successes: int, n: int) -> tuple[float, float]:
     half = z * math.sqrt(p * (1 - p) / n + shift / (2 * n))
     low = (p + shift - half) / (1 + 2 * shift)
     high = (p + shift + half) / (1 + 2 * shift)
-    return (low if successes > 0 else 0.0), (high if successes < n else 1.0)  # no rounding there
+    return (low if successes > 0 else 0.0), (high if successes < n else 1.0)  # 0 and 1 exactly
 
 
 def bootstrap(values: list[float], draws: int = 2000, seed: int = 0) -> tuple[float, float]:
@@ -177,7 +179,7 @@ def outcomes(problems: list[Problem], rows: Rows) -> dict[str, dict[str, Any]]:
 
 
 def grouped(entries: dict[str, dict]) -> dict[str, list[dict]]:
-    """Problems by difficulty, where they differ in it, and all."""
+    """Problems by difficulty, if there are several, and all together."""
     groups = {}
     for level in ("easy", "medium", "hard"):
         group = [entry for entry in entries.values() if entry["difficulty"] == level]
@@ -274,10 +276,10 @@ class EvalConfig:
 
 
 def run(config: EvalConfig) -> None:
-    """Check what can fail, draw the chunks that are missing, write the result and print it.
+    """Check what can fail, sample the missing chunks, write the result and print it.
 
-    A chunk of problems has its own seed and is drawn as a whole, so neither an interruption nor the
-    number of processes (torchrun) changes the table.
+    A chunk of problems has its own seed and is sampled as a whole. So neither an interruption nor
+    the number of processes (torchrun) changes the table.
     """
     rank, ranks = join(pick_device(config.device))
     folder = Path(config.output)
@@ -289,7 +291,9 @@ def run(config: EvalConfig) -> None:
     problems = find_problems(config)
     model, sample, control = load_samplers(config, problems)
     sample_of_weights = [w.flatten()[::1000].tolist() for w in model.parameters()]
-    settings["weights"] = zlib.crc32(repr(sample_of_weights).encode())  # same path, other model?
+    settings["weights"] = zlib.crc32(
+        repr(sample_of_weights).encode()
+    )  # the same path may hold another
     settings["problems"] = fingerprint(problems)
     check_folder(folder, settings)
     rows = read_samples(folder / "samples.jsonl", problems)

@@ -1,17 +1,17 @@
 """Run a program that a model wrote against tests, without being cheated by it.
 
-In:  run_many([(problem, code), ...]); a problem has kind, tests, public_tests, entry_point,
-     context, reference and, if it likes, timeout.
+In:  run_many([(problem, code), ...]); a problem has kind and tests and, if it likes, public_tests,
+     entry_point, context, timeout, and a reference, which says what the tests need of a program.
 Out: one Result per pair: reward (share of tests passed), status, and the feedback that the model
      reads next.
 
     trainer            judge (one per worker)        zygote (one per judge)      program
     run_many --job-->  knows tests and answers,      a clean python, forked
                        runs the code of the tests    before any test came; ---> gives up its rights,
-                         |                           forks once a program        defines the program
-                         |---- call f(13) -------------------------------------> runs f(13)
-                         |<--- 12, as plain data --------------------------------|
-            <--result--  12 is not 13: failed        ends it
+                         |                           forks each program          defines the program
+                         |---- call f(3) --------------------------------------> runs f(3)
+                         |<--- 5, as plain data ---------------------------------|
+            <--result--  5 is not 6: failed ------>  ends the program
 
 The process that knows the answers never runs the model's code, and the one that runs it never holds
 an answer. A program can lie only about the values of its own functions (for kind stdin: about what
@@ -22,17 +22,19 @@ what it cannot do.
 
 Time. A program has `timeout` CPU seconds over all its tests; of kind stdin it has them for each
 case, and is not run on the other cases once it ran out. (A program that disables this timer ends up
-to 1.5 seconds later.) Its calls may last 1.5 * timeout + 3 seconds together. The judge has
-timeout + 4 CPU seconds of its own; then the kernel ends it, in whatever C call it sits. A worker
-that has started gives a result within `bound(timeout)` seconds, 70 by default, however many tests
-there are; else the trainer ends the judge and all the rest. When the trainer dies, so do they.
+to 1.5 seconds later.) Its calls may last 1.5 * timeout + 3 seconds of wall time together. The judge
+has timeout + 4 CPU seconds of its own; then the kernel ends it, in whatever C call it sits. A
+worker that has started gives a result within `bound(timeout)` seconds, 70 by default, however many
+tests there are; else the trainer ends the judge and all the rest. When the trainer dies, so do
+they.
 
-What differs from one process: a program's objects stay in its process. The judge sees stand-ins,
-which never equal plain data. A program may change lists and dicts that it was given: each answer
-brings the changes back (after very many calls only those of the newest). What a test compares with
-a call is evaluated before it, so `assert f(xs) == len(xs)` means the old length. If tests need more
-than this, a problem is "unscorable": a program that defines nothing finds that at load. Standard
-library only; Linux in full, macOS in part. MURPHY_ISOLATION=plain leaves the namespaces out.
+What differs from tests in the program's own process: its objects stay there. The judge sees
+stand-ins, which never equal plain data. A program may change lists and dicts that it was given:
+each answer brings the changes back (after very many calls only those of the newest). What a test
+compares with a call is evaluated before it, so `assert f(xs) == len(xs)` means the old length.
+Tests that need more make a problem "unscorable": an empty program is run at load to find that out.
+Standard library only; Linux in full, macOS in part. MURPHY_ISOLATION=plain switches the namespaces
+off.
 
     python executor.py        known programs and their verdicts
 """
@@ -132,8 +134,10 @@ def run_many(jobs: list, workers: int | None = None, **limits: float) -> list[Re
     for problem, _ in jobs:
         if id(problem) not in prepared:
             prepared[id(problem)] = prepare(problem, LIMITS | limits)
-    texts = [code if code and code.strip() else "" for _, code in jobs]  # blank is no code
-    pairs = [(*prepared[id(job[0])], text) for job, text in zip(jobs, texts, strict=True)]
+    # (the four of `prepare`, the program): tuples, so that equal ones are found
+    pairs = [
+        (*prepared[id(problem)], code if code and code.strip() else "") for problem, code in jobs
+    ]
     cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count())
     pool = concurrent.futures.ThreadPoolExecutor(workers or len(cores))
     _pools.add(pool)
@@ -170,11 +174,12 @@ def verdict(status: str, feedback: str, tests: list, public: bool = False, secon
 
 
 def _score(pool: Any, pair: tuple) -> Result:
-    """Have a judge score a pair. One that dies is replaced, and the pair tried once more.
+    """Have a judge score a pair. It answers, or runs out of time, or dies.
 
+    One that dies is replaced, and the pair tried once more, unless close() ended it.
     pool: of the call of run_many. close() takes it out of _pools, then ends all of _busy.
     """
-    text, fault, count, limits, code = pair
+    message, fault, count, limits, code = pair
     limits, failed = dict(limits), [False] * count
     if fault:
         return verdict("unscorable", f"This problem cannot be scored: {fault}", [])
@@ -187,14 +192,14 @@ def _score(pool: Any, pair: tuple) -> Result:
             if pool not in _pools:  # close() came while the worker started
                 worker.close()
                 break
-            send(worker.socket, json.dumps([text, code, limits]))
+            send(worker.socket, json.dumps([message, code, limits]))
             answer = json.loads(receive(worker.socket, seconds=end - time.monotonic()))
         except TimeoutError:
             worker.close()
             return verdict("timeout", "The tests ran out of time.", failed)
         except (EOFError, OSError):
-            code_of_judge = worker.close()
-            if code_of_judge == -signal.SIGXCPU:  # the limit on what the judge itself computes
+            exit_status = worker.close()
+            if exit_status == -signal.SIGXCPU:  # the limit on what the judge itself computes
                 return verdict("timeout", "The tests ran out of time.", failed)
             if worker not in _busy:  # close() ended it
                 break
@@ -230,7 +235,7 @@ _starters: list = []  # the thread that starts workers
 
 
 def _forget() -> None:
-    """In a fork of this process: all of this is the parent's."""
+    """A fork of this process must not use the parent's workers."""
     for mine in (_idle, _busy, _pools, _starters):
         mine.clear()
 
@@ -287,15 +292,15 @@ class Worker:
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.PIPE,
                 )
-            lacking = receive(self.socket, seconds=60)
+            missing = receive(self.socket, seconds=60)  # what cannot be confined here
         except (EOFError, OSError) as error:
             self.close()
             raise RuntimeError(
-                f"executor: cannot start the interpreter {PYTHON} as a worker, it did not start "
-                f"({self.words or error}); set executor.PYTHON to one that works"
+                f"executor: cannot start the interpreter {PYTHON} as a worker: it did "
+                f"not start ({self.printed or error}); set executor.PYTHON to one that works"
             ) from None
-        if lacking:
-            text = f"executor: a program is less confined on this system: {lacking}"
+        if missing:
+            text = f"executor: a program is less confined on this system: {missing}"
             warnings.warn(text, stacklevel=2)  # each text is shown once
 
     def kill(self) -> None:
@@ -305,12 +310,11 @@ class Worker:
 
     def close(self) -> int | None:
         """End all of it and clean up; the exit code of the judge."""
-        code = self.process.poll() if self.process else None
+        code, self.printed = None, ""  # on stderr
         self.kill()
         self.socket.close()
-        self.words = ""
         if self.process:
-            self.words = self.process.communicate()[1].decode("utf-8", "replace")[-2000:].strip()
+            self.printed = self.process.communicate()[1].decode("utf-8", "replace")[-2000:].strip()
             code = self.process.returncode
         remove(self.folder)
         os.close(self.lock)
@@ -354,11 +358,18 @@ def close() -> None:
 
 # ---------------------------------------------------------------------- feedback
 
-MARKS = re.compile(  # what chat templates read as control marks: "<|...|>", "</s>", "[INST]", "```"
-    r"(<)(?=[|\uff5c]|/?(s|(?i:think(ing)?|pad|eo[sdpt]|[bs]o[sp]|pre|unk|mask|user|system"
-    r"|assistant|human|bot|answer|image|message|channel|observation)|filename"
-    r"|reponame|unused\d+|extra_id_\d+|0x[0-9A-F]{2}|tool\w*|\w+_\w+)>|\w+\|>|</?SYS>>)"
-    r"|(\[)(?=\||/?g?[A-Z_]{3,}\])|`(?=``)|~(?=~~)"
+MARKS = re.compile(  # what chat templates read as control marks: a "\\" goes behind its first sign
+    r"""
+    (<) (?=                                                # a "<" before:
+        [|\uff5c] | \w+\|> | </?SYS>> |                    # "|im_end|>", "endoftext|>", "<SYS>>"
+        /? ( s | (?i: think(ing)? | pad | eo[sdpt] | [bs]o[sp] | pre | unk | mask | user | system
+        | assistant | human | bot | answer | image | message | channel | observation )
+        | filename | reponame | unused\d+ | extra_id_\d+ | 0x[0-9A-F]{2} | tool\w* | \w+_\w+ ) >
+    )
+    | (\[) (?= \| | /?g?[A-Z_]{3,}\] )                     # "[|endofturn|]", "[INST]", "[/INST]"
+    | ` (?= `` ) | ~ (?= ~~ )                              # fences
+    """,
+    re.VERBOSE,
 )
 INVISIBLE = re.compile(  # marks and fillers that Python calls printable
     "[\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
@@ -398,7 +409,8 @@ def self_check() -> list[Result]:
     problem = types.SimpleNamespace(kind="functional", tests=tests, entry_point="f")
     results = run_many([(problem, code) for _, code in PROGRAMS.values()], timeout=0.5)
     for (status, code), result in zip(PROGRAMS.values(), results, strict=True):
-        if (result.status, result.reward == 1) != (status, status == "passed"):
+        right_reward = (result.reward == 1) == (status == "passed")
+        if result.status != status or not right_reward:
             raise RuntimeError(
                 f"executor: {code!r} was judged {result.status!r} with reward {result.reward:g} "
                 f"instead of {status!r}, so no reward can be trusted on this system "

@@ -121,7 +121,7 @@ def grpo_loss(
     norm "constant": w = 1 / denominator (Dr. GRPO)               denominator: rows * a fixed length
 
     logp, old_logp, ref_logp and mask are (B, C); advantages and weights are (B,). weights (ours): a
-    factor for each row, as to give every turn the same say. Only logp gets a gradient.
+    factor for each row, to weigh all turns alike for example. Only logp gets a gradient.
     old_logp=None: the model has not changed since it sampled, so rho is 1. The advantages of a
     group sum to 0, so that loss is about 0, but its gradient is not: the model learns.
 
@@ -131,8 +131,8 @@ def grpo_loss(
     step, and rows without a token do not count.
 
     stats: sums over tokens, detached; `mean_stats` makes means. "clipped" counts tokens for which
-    the clipped term is the minimum: they get no gradient. "kl" is 0 without ref_logp. A NaN in a
-    real token shows in the loss.
+    the clipped term is the minimum: it gives them no gradient. "kl" is 0 without ref_logp. A NaN
+    in a real token shows in the loss.
     ValueError: a wrong shape, an unknown norm, no usable denominator, beta without ref_logp.
     """
     _check_shape("mask", mask, logp.shape)
@@ -178,7 +178,7 @@ def _token_weights(mask: Tensor, norm: str, denominator: float | None) -> Tensor
     if norm not in ("sequence", "token", "constant"):
         raise ValueError(f'unknown norm {norm!r}: use "sequence", "token" or "constant"')
     if denominator is None and norm == "constant":
-        raise ValueError('norm "constant" needs a denominator: rows of the update * a fixed length')
+        raise ValueError('norm "constant" needs a denominator: rows of the step * a fixed length')
     if denominator is not None and not denominator > 0:
         raise ValueError(f"the denominator must be above 0, not {denominator}")
 
@@ -193,8 +193,8 @@ def _token_weights(mask: Tensor, norm: str, denominator: float | None) -> Tensor
 def mean_stats(parts: Sequence[dict[str, Tensor]]) -> dict[str, float]:
     """Stats of an update's micro-batches as floats.
 
-    loss and tokens are sums. ratio, kl, clipped (a share) and entropy (-logp of the sampled tokens)
-    are means over all tokens of the update.
+    loss and tokens are sums, also over optimizer steps. ratio, kl, clipped (a share) and entropy
+    (-logp of the sampled tokens) are means over all tokens of the update.
     """
     means = {name: float(sum(part[name] for part in parts)) for name in parts[0]}
     for name in ("ratio", "kl", "clipped", "entropy"):

@@ -14,7 +14,9 @@ metrics.jsonl, trees.jsonl, evaluation.json, curves.png and a checkpoint.
 import signal
 import sys
 
-if __name__ == "__main__":  # above the other imports: Ctrl-C costs one line at any moment
+if (
+    __name__ == "__main__"
+):  # above the other imports: they take seconds, and Ctrl-C is to print one line
 
     def stop(*_: object) -> None:
         print("\nmurphy.py: stopped", file=sys.stderr)
@@ -57,7 +59,7 @@ def loop(state: State, signals: Signals) -> None:
         # 1. Sample G programs for each problem of the step.
         # 2. Run each against the problem's tests: its reward, and feedback on it.
         # 3. Pair every failure with its feedback and sample again, for S turns: rollout trees.
-        trees = signals.interruptible(grow, state)  # Ctrl-C ends this at once, but 7 is finished
+        trees = signals.interruptible(grow, state)  # Ctrl-C ends it at once; it waits for 7
         # 4. Credit: send the rewards of later attempts back to the earlier ones.
         # 5. Prune: keep the groups, and in them the attempts, whose credits differ most.
         # 6. Advantages: compare each attempt with its siblings.
@@ -65,6 +67,7 @@ def loop(state: State, signals: Signals) -> None:
         # 7. Optimise every kept attempt under the prompt that it was sampled from.
         numbers = learn(state, kept)
         report(state, trees, numbers)
+        state.step += 1
         evaluate_and_save(state, signals)
 
 
@@ -104,10 +107,10 @@ def learn(state: State, kept: list[Node]) -> dict[str, float]:
     """Set the learning rate, optimise, and hand the new weights to the model that samples."""
     config, step = state.config, state.step
     rise = (step + 1) / max(config.warmup, 1)
-    fall = 1 - 0.8 * step / config.steps  # to a fifth
+    fall = 1 - 0.8 * step / config.steps  # linear decay to a fifth
     rate = config.learning_rate * min(rise, fall)
-    for group in state.optimizer.param_groups:
-        group["lr"] = rate
+    for parameters in state.optimizer.param_groups:
+        parameters["lr"] = rate
     with timed(state.seconds, "updating"):
         numbers = update(state.model, state.optimizer, kept, config, state.reference)
         ranks.refresh(state.sampling_model, state.model)
@@ -125,18 +128,17 @@ def update(
     equals that of one process (ours). FloatingPointError: a gradient that is not finite.
     """
     counted = [node for node in kept if not (config.mask_truncated and node.truncated)]
-    facts = [[len(node.completion_ids), learns(node, config)] for node in counted]
+    sizes = [[len(node.completion_ids), learns(node, config)] for node in counted]
     steps = []  # optimizer steps: the micro-batches of each, and the denominator of its loss
-    # `share` deals the attempts of all ranks at random to the optimizer steps. For each step it
-    # gives the facts of every attempt in it, on any rank, for the denominator; and the places in
-    # `counted` of this rank's attempts, to compute.
-    for facts_of_all, places in ranks.share(facts, config.minibatches):
-        if any(has_gradient for _, has_gradient in facts_of_all):  # else it is no step, on no rank
-            nodes = [counted[i] for i in places if learns(counted[i], config)]
-            batches = cut(nodes, model, reference, len(steps) > 0, config)
-            steps.append((batches, denominator_of(facts_of_all, config)))
+    # Attempts are dealt at random to the optimizer steps. all_sizes: of those on any rank, for the
+    # denominator; mine: the places in `counted` of those that this rank computes.
+    for all_sizes, mine in ranks.share(sizes, config.minibatches):
+        if any(has_gradient for _, has_gradient in all_sizes):  # else no rank makes this step
+            nodes = [counted[i] for i in mine if learns(counted[i], config)]
+            batches = cut(nodes, model, reference, bool(steps), config)
+            steps.append((batches, denominator_of(all_sizes, config)))
 
-    stats, norms = [], [0.0]
+    stats, norms = [], [0.0]  # of a step without a gradient the norm is 0
     for batches, denominator in steps:
         optimizer.zero_grad(set_to_none=True)
         stats += [backward(model, batch, denominator, config) for batch in batches]
@@ -150,11 +152,13 @@ def update(
     return {**means, "grad_norm": max(norms), "optimizer_steps": len(steps)}
 
 
-def denominator_of(facts: list, config: Config) -> int:
-    """What the loss of an optimizer step is divided by; facts: (tokens, learns) of its attempts."""
+def denominator_of(sizes: list, config: Config) -> int:
+    """What the loss of an optimizer step is divided by; sizes: (tokens, learns) of its attempts."""
+    if config.loss_norm == "sequence":
+        return len(sizes)
     if config.loss_norm == "token":
-        return sum(tokens for tokens, _ in facts)
-    return len(facts) if config.loss_norm == "sequence" else len(facts) * config.max_new_tokens
+        return sum(tokens for tokens, _ in sizes)
+    return len(sizes) * config.max_new_tokens
 
 
 def learns(node: Node, config: Config) -> bool:
@@ -164,10 +168,10 @@ def learns(node: Node, config: Config) -> bool:
 
 @dataclass
 class MicroBatch:
-    """What one forward and backward takes: attempts, and log-probabilities (B, C) of old models."""
+    """What one forward and backward takes: attempts, and log-probabilities (B, C) of two models."""
 
     nodes: list[Node]
-    old_logp: torch.Tensor | None  # before this update; None in its first optimizer step: rho is 1
+    old_logp: torch.Tensor | None  # of the model before this update; None in its first step
     ref_logp: torch.Tensor | None  # of the reference; None: beta is 0
 
 
@@ -223,7 +227,7 @@ def backward(model: Any, batch: MicroBatch, denominator: float, config: Config) 
 
 
 def report(state: State, trees: list[Node], numbers: dict[str, float]) -> None:
-    """Log a step, print its line, and count it: a resumed run does not repeat it."""
+    """Log a step and print its line."""
     config, step = state.config, state.step
     log_trees = config.log_trees_every > 0 and step % config.log_trees_every == 0
     trees = trees_of_all(trees, log_trees)
@@ -233,12 +237,11 @@ def report(state: State, trees: list[Node], numbers: dict[str, float]) -> None:
     state.log("metrics.jsonl", [line])
     if log_trees:
         state.log("trees.jsonl", [{"step": step, **to_dict(tree)} for tree in trees])
-    state.step += 1
 
     rewards = [line[f"reward_{turn}"] for turn in range(1, config.turns + 1)]
     shown = " ".join(f"{reward:.2f}" for reward in rewards if reward is not None)
     seconds = sum(state.seconds.values())
-    print(f"step {state.step}/{config.steps}  reward by turn {shown}  {seconds:.1f} s", flush=True)
+    print(f"step {step + 1}/{config.steps}  reward by turn {shown}  {seconds:.1f} s", flush=True)
     if (line["truncated"] or 0) > 0.5 and not state.warned:
         state.warned = True
         print(
@@ -261,7 +264,7 @@ def evaluate_and_save(state: State, signals: Signals) -> None:
         summary = summarise(state.held_out, rows_of_all, k)
         state.evaluations[step] = summary
         state.write("evaluation.json", state.evaluations)
-        solved = [100 * score["value"] for score in summary["Iter-k"]["all"]]
+        solved = [100 * at_k["value"] for at_k in summary["Iter-k"]["all"]]
         shown = "  ".join(f"Iter-{i} {percent:.1f}%" for i, percent in enumerate(solved, 1))
         print(f"after {step} steps  {shown}", flush=True)
         state.keep_best()
@@ -306,7 +309,7 @@ def train(config: Config) -> Path:
         check_model(config.model)
         check_hub(config.model, "model")
     ranks.join(device)
-    folder = Path(ranks.gather(str(folder))[0])
+    folder = Path(ranks.gather(str(folder))[0])  # rank 0's: its number may differ
     executor.self_check()
     data = toy_data(config) if config.problems in toy.WORLDS else listed_data(config)
     names = ("problems", "credit", "turns", "group_size", "seed", *FITTING)
@@ -341,7 +344,7 @@ def main(arguments: list[str] | None = None) -> None:
         saved = read_settings(given.get("output", "")) if given.get("resume") else {}
         try:
             config = Config(**{**saved, **given})
-        except TypeError as error:  # a name or a type that was never written by this program
+        except TypeError as error:  # settings.json was not written by this program
             raise ValueError(f"--resume: settings.json is of another program ({error})") from error
         train(config)
     except (ValueError, OSError, RuntimeError, ArithmeticError) as error:

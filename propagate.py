@@ -33,9 +33,10 @@ def mers(node: Any, turns: int, gamma: float) -> float:
     """Mean reward (MERS, reported): own reward plus what the children reach on average.
 
         R(n) = (r(n) + gamma * mean over children c of R(c)) / (S - s + 1)
-        R(n) = r(n)    without children: solved, last turn, or left unexpanded
+        R(n) = r(n)    without children: solved, last turn, or no room for its next prompt
 
-    s is node.turn, S is `turns`. ValueError: bad `gamma` or `turns`; a node of turn S has children.
+    s is node.turn, S is `turns`; the division keeps R in [0, 1]. ValueError: bad `gamma` or
+    `turns`; a node of turn S has children.
     """
     if not isinstance(turns, int) or turns < 1:
         raise ValueError(f"MERS needs turns (S) as a whole number of at least 1, not {turns!r}")
@@ -45,8 +46,8 @@ def mers(node: Any, turns: int, gamma: float) -> float:
         return _reward(node)
     if node.turn >= turns:
         raise ValueError(f"a node of turn {node.turn} has children, but turns is {turns}")
-    # fsum rounds once, so the order of the siblings does not change the mean
-    mean = math.fsum(mers(child, turns, gamma) for child in node.children) / len(node.children)
+    below = [mers(child, turns, gamma) for child in node.children]
+    mean = math.fsum(below) / len(below)  # fsum: the order of the siblings changes nothing
     return (_reward(node) + gamma * mean) / (turns - node.turn + 1)
 
 
@@ -117,7 +118,7 @@ def inter_prune(groups: Sequence[Sequence[Any]], budget: int | None) -> list[Seq
 
 
 def intra_prune(group: Sequence[Any], budget: int | None) -> list[Any]:
-    """IntraP (reported): keep the `budget` members with the largest variance, in given order.
+    """IntraP (reported): keep the `budget` members whose credits vary most, in given order.
 
     The best subset is always some k highest and budget - k lowest credits, since a member in the
     middle adds less variance than one at an end. So every k is tried. Ties go to the earlier
@@ -130,7 +131,7 @@ def intra_prune(group: Sequence[Any], budget: int | None) -> list[Any]:
     lowest = np.argsort(credits, kind="stable").tolist()  # stable: earlier positions come first
     highest = np.argsort(-credits, kind="stable").tolist()
 
-    candidates = [list(range(budget))]  # of subsets with equal variance the first members win
+    candidates = [list(range(budget))]  # wins if all are equal, as with a budget of 1
     for k in range(budget + 1):
         low = set(lowest[: budget - k])
         high = [i for i in highest if i not in low][:k]
@@ -167,7 +168,7 @@ def _example() -> None:
     """A worked example: S = 2 turns, groups of 3, gamma = 0.9."""
 
     def node(name: str, reward: float | None, *children: Any) -> Any:
-        turn = min(len(name), 2)  # "a" is of turn 1, "a1" of turn 2
+        turn = len(name)  # "" is the root, "a" is of turn 1, "a1" of turn 2
         return SimpleNamespace(name=name, turn=turn, reward=reward, children=list(children))
 
     a = node("a", 0.5, node("a1", 0.5), node("a2", 0.0), node("a3", 0.5))
@@ -182,10 +183,8 @@ def _example() -> None:
             for n, A in zip(group, advantages, strict=True):
                 lines[n.name] += f"{n.credit:10.4g}{A:+7.2f}"
 
-    print(
-        "Three attempts a, b, c at one problem. a1 to a3 correct a, b1 to b3 correct b. c passes at"
-    )
-    print("once; b1 passes, too. R: credit. A: advantage among siblings. gamma is 0.9.\n")
+    print("Three attempts a, b, c at one problem. a1 to a3 correct a, b1 to b3 correct b. c passes")
+    print("at once; b1 passes, too. R: credit. A: advantage among siblings. gamma is 0.9.\n")
     print("attempt turn  reward  none:  R      A  MERS:  R      A  MARS:  R      A")
     print(*lines.values(), sep="\n")
     print("\nMERS of b: (0 + 0.9 * (1 + 0 + 0) / 3) / 2 = 0.15.")

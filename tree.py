@@ -24,7 +24,7 @@ Messages = list[dict[str, str]]
 
 @dataclass
 class Completion:
-    """One sampled answer. The ids are needed for training only."""
+    """One sampled answer. The ids are needed to train, and to count tokens."""
 
     text: str
     prompt_ids: list[int] = field(default_factory=list)
@@ -35,7 +35,7 @@ class Completion:
 
 @dataclass
 class Node:
-    """One attempt: the answer, what the executor said of it, and the attempts made after that."""
+    """One attempt, or the root (turn 0): the answer, what the executor said, the attempts after it."""
 
     turn: int
     prompt: Messages = field(default_factory=list)  # all messages that it was sampled from
@@ -73,7 +73,7 @@ def build_trees(
     if turns < 1 or group_size < 1:
         raise ValueError(f"turns ({turns}) and group_size ({group_size}) must be at least 1")
     trees = open_nodes = [Node(turn=0, problem=problem) for problem in problems]
-    verdicts = {}
+    verdicts = {}  # (problem, program) -> result, filled by `execute_all`
     for _ in range(turns):
         if not open_nodes:
             break
@@ -166,8 +166,8 @@ MARK = re.compile(  # it cuts an answer into pieces
     | (?P<own_line> ^ ( ([-*+] | \d+[.)])? [ \t] )* )?  # before a fence only blanks, "- ", "1. "
       (```|~~~) [`~]* [ \t]*                            # the fence; its tag is "Python 3", "a.py":
       (?P<python> [{.]* ( [\w./-]+\.py | (i?python|pypy|py)[\d.]*([ ]+[\d.]+)? ) (?![\w-]) )? [ \t]*
-      # It ends before code: "def f", "@cache", "n = ", "g(". Else the rest is "bash", "title='a'".
-      ( (?= (def|class|import|from)[ ]+\w | @\w | [\w, ]+[ ]=[ ] | [\w.]+\( ) | (?P<rest>.*)$ )
+      # It ends before code: "def f", "@cache", "n = ", "g(". Else it is another: "bash", "title='a'".
+      ( (?= (def|class|import|from)[ ]+\w | @\w | [\w, ]+[ ]=[ ] | [\w.]+\( ) | (?P<other_tag>.*)$ )
     """,
     re.VERBOSE | re.MULTILINE | re.IGNORECASE,
 )
@@ -178,13 +178,14 @@ def extract_code(text: str, entry_point: str = "", thinking: bool = False) -> st
 
     1. Leave out the thought, and cut the answer into pieces at its fences.
     2. Keep the pieces with a Python tag, and those that parse and define one of the names in
-       `entry_point` ("f"; "Solution.f" has two). If there is no name: that read or print.
+       `entry_point` ("f"; "Solution.f" has two). Without a name: that read or print.
     3. The one that defines most names wins. Of equals: one with a tag, one that parses, the last.
 
     Pieces are not joined; a stub is a definition; code beside prose, without a fence, is not found.
     """
     names = [re.escape(name) for name in entry_point.split(".") if name]
-    wanted = [f"{DEFINES}|{ASSIGNS}".format(name=name) for name in names] or [READS, PRINTS]
+    patterns = [f"{DEFINES}|{ASSIGNS}".replace("{name}", name) for name in names]
+    wanted = patterns or [READS, PRINTS]
     best, best_quality = "", (0, False, False)
     for piece, tagged in pieces(cleaned(text, thinking)):
         code, parses = dedented(piece)
@@ -196,7 +197,7 @@ def extract_code(text: str, entry_point: str = "", thinking: bool = False) -> st
 
 
 def cleaned(text: str, thinking: bool) -> str:
-    """The end of an answer, without its thought, the marks of a quotation, and invisible ones."""
+    """The last LONGEST characters of an answer, without its thought, "> " and byte-order marks."""
     if thinking or re.match(r"[\s\ufeff\u200b]*<think", text):  # an unclosed thought leaves ""
         text = re.sub(r"\A.*?(?:</think(?:ing)?>|\Z)", "", text, count=1, flags=re.DOTALL)
     text = text.rstrip()[-LONGEST:].replace("\r\n", "\n")
@@ -209,6 +210,7 @@ def cleaned(text: str, thinking: bool) -> str:
 def pieces(text: str) -> list[tuple[str, bool]]:
     """What stands between two marks, and whether the first of them is a fence tagged as Python.
 
+    "Try ```python f = 1 ``` or this" has three pieces: the words are pieces, too, but do not parse.
     A string in a program may hold marks. So a piece ends at the first mark up to which it parses;
     fences on their own line are tried first. If none parses, it ends at the next mark.
     """
@@ -223,7 +225,7 @@ def pieces(text: str) -> list[tuple[str, bool]]:
 
         if opening["thought"]:  # what came before is not the answer
             found, in_thought = [], not opening["thought"].startswith("</")
-        if opening["python"] or not opening["rest"]:  # else it is tagged as something else
+        if opening["python"] or not opening["other_tag"]:
             found.append((text[opening.end() : closing.start()], bool(opening["python"])))
     return [] if in_thought else found
 
@@ -242,7 +244,7 @@ def dedented(piece: str) -> tuple[str, bool]:
 
 
 def draw(tree: Node, width: int | None = None) -> str:
-    """A tree as text: what each attempt earned, its program, and the feedback that was answered.
+    """A tree as text: what each attempt earned, its program, and the feedback its children saw.
 
     `width` shows at most that many of a group: first those with children, then the best.
     """
@@ -304,7 +306,7 @@ def from_dict(plain: dict) -> Node:
 
 
 def demonstrate() -> Node:
-    """Six attempts at f with f(2) == 4 and f(3) == 6; tests/test_tree.py computes the numbers."""
+    """Six attempts at f with f(2) == 4 and f(3) == 6; tests/test_tree.py checks the numbers."""
     tree = Node(turn=0, problem=SimpleNamespace(id="f(x) is twice x"))
     for turn, formula, reward, credit, advantage, feedback in (
         (1, "x + 2", 0.5, 0.5, -1.0, "Test 2 failed: f(3) returned 5, expected 6"),

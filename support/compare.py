@@ -10,7 +10,9 @@ McNemar's p; or FOLDER/human-eval-K.jsonl, what stands after K attempts, for eac
 import signal
 import sys
 
-if __name__ == "__main__":  # above the other imports: Ctrl-C costs one line at any moment
+if (
+    __name__ == "__main__"
+):  # above the other imports: they take seconds, and Ctrl-C is to print one line
     signal.signal(signal.SIGINT, lambda *_: sys.exit("\ncompare: stopped"))
 
 import json

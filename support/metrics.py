@@ -8,7 +8,9 @@ Needs tree.py, numpy, matplotlib. Shown by: python -m support.metrics runs/x
 import signal
 import sys
 
-if __name__ == "__main__":  # above the other imports: Ctrl-C costs one line at any moment
+if (
+    __name__ == "__main__"
+):  # above the other imports: they take seconds, and Ctrl-C is to print one line
     signal.signal(signal.SIGINT, lambda *_: sys.exit("\nmetrics: stopped"))
 
 import json

@@ -9,7 +9,9 @@ Run: python -m support.problems examples/own_problems.jsonl
 import signal
 import sys
 
-if __name__ == "__main__":  # above the other imports: Ctrl-C costs one line at any moment
+if (
+    __name__ == "__main__"
+):  # above the other imports: they take seconds, and Ctrl-C is to print one line
     signal.signal(signal.SIGINT, lambda *_: sys.exit("\nproblems: stopped"))
 
 import ast
