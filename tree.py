@@ -35,7 +35,7 @@ class Completion:
 
 @dataclass
 class Node:
-    """One attempt, or the root (turn 0): the answer, what the executor said, the attempts after it."""
+    """One attempt (or the root, turn 0): the answer, what the executor said, the attempts below."""
 
     turn: int
     prompt: Messages = field(default_factory=list)  # all messages that it was sampled from
