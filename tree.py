@@ -166,7 +166,7 @@ MARK = re.compile(  # it cuts an answer into pieces
     | (?P<own_line> ^ ( ([-*+] | \d+[.)])? [ \t] )* )?  # before a fence only blanks, "- ", "1. "
       (```|~~~) [`~]* [ \t]*                            # the fence; its tag is "Python 3", "a.py":
       (?P<python> [{.]* ( [\w./-]+\.py | (i?python|pypy|py)[\d.]*([ ]+[\d.]+)? ) (?![\w-]) )? [ \t]*
-      # It ends before code: "def f", "@cache", "n = ", "g(". Else it is another: "bash", "title='a'".
+      # It ends before code: "def f", "@cache", "n = ", "g(". Another tag: "bash", "title='a'".
       ( (?= (def|class|import|from)[ ]+\w | @\w | [\w, ]+[ ]=[ ] | [\w.]+\( ) | (?P<other_tag>.*)$ )
     """,
     re.VERBOSE | re.MULTILINE | re.IGNORECASE,
