@@ -5,6 +5,7 @@ import json
 import math
 import socket
 import sys
+from functools import partial
 
 import hypothesis.strategies as st
 import numpy as np
@@ -123,9 +124,12 @@ def test_equal_named_tuples_have_one_class():
 
 
 @pytest.mark.parametrize("kind", [lambda x: [x], lambda x: (x,), lambda x: {"a": x}])
-def test_values_nest_to_a_depth_that_both_sides_know(kind):
+def test_values_nest_to_a_depth_that_both_sides_know(kind, request):
+    request.addfinalizer(partial(sys.setrecursionlimit, sys.getrecursionlimit()))
+    limit = 1000  # Python's own; what other tests import may have raised it
+    sys.setrecursionlimit(limit)
     one, other = ends()
-    deep, limit = [1], sys.getrecursionlimit()
+    deep = [1]
     for _ in range(1000):
         deep = kind(deep)
     (copy,) = other.read(one.write(deep))
