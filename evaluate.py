@@ -13,9 +13,7 @@ Needs torch, transformers, numpy, tree.py, executor.py and support/.
 import signal
 import sys
 
-if (
-    __name__ == "__main__"
-):  # above the other imports: they take seconds, and Ctrl-C is to print one line
+if __name__ == "__main__":  # so that Ctrl-C during the slow imports prints one line
 
     def stop(*_: object) -> None:
         print("\nevaluate.py: stopped; the same command goes on", file=sys.stderr)

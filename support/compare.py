@@ -10,9 +10,7 @@ McNemar's p; or FOLDER/human-eval-K.jsonl, what stands after K attempts, for eac
 import signal
 import sys
 
-if (
-    __name__ == "__main__"
-):  # above the other imports: they take seconds, and Ctrl-C is to print one line
+if __name__ == "__main__":  # so that Ctrl-C during the slow imports prints one line
     signal.signal(signal.SIGINT, lambda *_: sys.exit("\ncompare: stopped"))
 
 import json
@@ -110,10 +108,11 @@ def main(arguments: list[str]) -> None:
                     path = Path(name, "result.json") if Path(name).is_dir() else Path(name)
                     results.append(json.loads(path.read_text()))
                     text(results[-1], results[-1])  # with itself, any result can be compared
+                if results[0]["problems"].keys().isdisjoint(results[1]["problems"]):
+                    sys.exit("compare: the two results have no problem in common")
                 print(text(*results))
             case _:
-                print(__doc__, file=sys.stderr)
-                sys.exit(2)
+                sys.exit(f"compare: expected two results, or --export and a form\n\n{__doc__}")
     except Exception as error:  # a file may hold anything
         sys.exit(f"compare: {name} is no result of evaluate.py that can be used ({error!r:.200})")
 

@@ -8,9 +8,7 @@ Needs tree.py, numpy, matplotlib. Shown by: python -m support.metrics runs/x
 import signal
 import sys
 
-if (
-    __name__ == "__main__"
-):  # above the other imports: they take seconds, and Ctrl-C is to print one line
+if __name__ == "__main__":  # so that Ctrl-C during the slow imports prints one line
     signal.signal(signal.SIGINT, lambda *_: sys.exit("\nmetrics: stopped"))
 
 import json

@@ -9,9 +9,7 @@ In: trees.jsonl of a run. Out: one file that needs no other, runs no script. Nee
 import signal
 import sys
 
-if (
-    __name__ == "__main__"
-):  # above the other imports: they take seconds, and Ctrl-C is to print one line
+if __name__ == "__main__":  # so that Ctrl-C during the slow imports prints one line
     signal.signal(signal.SIGINT, lambda *_: sys.exit("\npage: stopped"))
 
 import argparse

@@ -9,9 +9,7 @@ Run: python -m support.problems examples/own_problems.jsonl
 import signal
 import sys
 
-if (
-    __name__ == "__main__"
-):  # above the other imports: they take seconds, and Ctrl-C is to print one line
+if __name__ == "__main__":  # so that Ctrl-C during the slow imports prints one line
     signal.signal(signal.SIGINT, lambda *_: sys.exit("\nproblems: stopped"))
 
 import ast
@@ -29,6 +27,7 @@ from typing import Any
 
 from support.verify import remembering, verified
 
+SHOWN = 50  # rows that are left out, with the reason of each
 TESTS = {  # kind: what one test is
     "assert": "a text of Python",
     "stdin": "[input, output], two texts",
@@ -89,8 +88,10 @@ def load_problems(
         found = {row: replace(problem, public_tests=[]) for row, problem in found.items()}
 
     report = [f"{source}: {len(found)} problems; of {len(rows)} rows {len(left_out)} left out"]
-    for row, reason in left_out.items():
+    for row, reason in list(left_out.items())[:SHOWN]:
         report.append(f"  left out: {row}: {' '.join(reason.split())[:300]}")
+    if len(left_out) > SHOWN:
+        report.append(f"  left out: {len(left_out) - SHOWN} more rows, not shown")
     oracle = sum(not problem.public_tests for problem in found.values())
     report.append(f"  {oracle} without public tests: feedback tells of all tests (oracle)")
     print(*report, sep="\n", file=sys.stderr)

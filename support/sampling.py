@@ -62,7 +62,10 @@ def check_model(path: str) -> None:
     owner, *rest = path.split("/")
     local = owner in ("", ".", "..", "~") or len(rest) > 1 or (rest and os.path.isdir(owner))
     if (local or os.path.exists(path)) and not os.path.isfile(os.path.join(path, "config.json")):
-        raise ValueError(f"cannot load a model from {path!r}: it is no folder with a config.json")
+        what = "no folder with a config.json"
+        if os.path.isfile(os.path.join(path, "checkpoint.pt")):
+            what = "a run that has not ended: --resume it"
+        raise ValueError(f"cannot load a model from {path!r}: it is {what}")
 
 
 def load_model(path: str, device: torch.device, attention: str = "sdpa") -> tuple[Any, Any]:

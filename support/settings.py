@@ -73,6 +73,8 @@ def parse(kind: type, arguments: list[str] | None, description: str) -> dict[str
         text = setting.metadata["help"].replace("%", "%%")
         if setting.default not in (None, ""):
             text += f" (default: {setting.default})"
+        if setting.name in getattr(kind, "fitting", {}):
+            text += " (default: {} with a toy model, else {})".format(*kind.fitting[setting.name])
         how = reader(setting.type)
         headings[heading].add_argument(flag(setting.name), dest=setting.name, help=text, **how)
     given = parser.parse_args(arguments)
@@ -117,6 +119,8 @@ class Config:
 
     None: the value that fits what is trained, from FITTING.
     """
+
+    fitting = FITTING  # for --help
 
     turns: int = method(2, "S: attempts on a path of the tree; 1 is GRPO [paper: 2]")
     group_size: int = method(8, "G: completions sampled from one prompt [reported: 8]")
@@ -168,7 +172,7 @@ class Config:
     seed: int = running(0, "seed of everything random")
 
     def __post_init__(self) -> None:
-        """Put the value that fits in place of None, and refuse what cannot work."""
+        """Put the value that fits in place of None, and refuse what is out of bounds."""
         for name, (with_toy, with_real) in FITTING.items():
             if getattr(self, name) is None:
                 setattr(self, name, with_real if self.model else with_toy)
@@ -178,17 +182,21 @@ class Config:
         at_least(self, minibatches=1, micro_tokens=1, clip_high=0, beta=0, grad_clip=1e-6)
         at_least(self, eval_every=0, eval_iterations=1, eval_temperature=0, log_trees_every=0)
         at_least(self, save_every=0, seed=-HUGE)
-        is_toy = self.problems in toy.WORLDS
         if self.credit == "mers" and self.gamma is None:
             self.gamma = 1.0
+        self.refuse_contradictions()
+
+    def refuse_contradictions(self) -> None:
+        """ValueError for settings that cannot work, or have no effect, with the others."""
+        is_toy = self.problems in toy.WORLDS
         if self.credit != "mers" and self.gamma is not None:
-            raise ValueError(
-                f"--gamma has no effect with --credit {self.credit}: only mers reads it"
-            )
+            raise ValueError(f"--gamma has no effect with --credit {self.credit}: mers reads it")
         if not 0 <= (self.gamma or 0) <= 1:
             raise ValueError(f"--gamma must lie in [0, 1], got {self.gamma}")
         if not 0 <= self.clip_low <= 1:
             raise ValueError(f"--clip-low must lie in [0, 1], got {self.clip_low}")
+        if self.intra_budget and self.intra_budget >= self.group_size:
+            raise ValueError("--intra-budget must be below --group-size: else it has no effect")
         for name in ("limit", "eval_problems"):
             if is_toy and getattr(self, name):
                 raise ValueError(f"{flag(name)} has no effect with the toy world {self.problems}")

@@ -184,7 +184,8 @@ class State:
         if ranks.rank() == 0:  # what was logged after the checkpoint will be made again
             cut_log(self.folder / "metrics.jsonl", self.step, every=True)
             cut_log(self.folder / "trees.jsonl", self.step)
-        print(f"going on after step {self.step} of {self.folder}")
+        if self.step < now:
+            print(f"going on after step {self.step} of {self.folder}")
 
     def refuse_another_run(self, saved: dict[str, Any]) -> None:
         """ValueError, with what differs, if this run cannot go on from a checkpoint."""

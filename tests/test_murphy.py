@@ -303,6 +303,7 @@ def test_a_gradient_that_is_not_finite_stops_before_the_model_is_changed(qwen):
         ({"credit": "mers", "gamma": 1.5}, r"--gamma must lie in \[0, 1\]"),
         ({"gamma": 0.9}, "--gamma has no effect with --credit mars"),
         ({"limit": 5}, "--limit has no effect with the toy world doctest"),
+        ({"intra_budget": 8}, "--intra-budget must be below --group-size"),
         ({"eval_problems": "mbpp"}, "--eval-problems has no effect with the toy world doctest"),
         ({"seed": 2 * 10**9}, "--seed must be at most 1000000000, got 2000000000"),
         ({"temperature": 0.0}, "--temperature must be at least 0.001, got 0.0"),

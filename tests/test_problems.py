@@ -331,3 +331,11 @@ def test_the_examples_are_ten_problems_of_three_kinds():
     assert all(p.reference and p.public_tests and len(p.tests) > 1 for p in found)
     functions = [p for p in found if p.kind == "assert"]
     assert all(result.reward == 1 for result in naive([(p, p.reference) for p in functions]))
+
+
+def test_of_many_rows_that_are_left_out_some_are_shown_and_the_rest_counted(tmp_path, capsys):
+    good = json.dumps({"prompt": "p", "tests": ["assert f() == 1"]})
+    (tmp_path / "mine.jsonl").write_text("\n".join(["{"] * 53 + [good]))
+    assert len(load_problems(tmp_path / "mine.jsonl")) == 1
+    said = capsys.readouterr().err
+    assert said.count("not JSON") == 50 and "left out: 3 more rows, not shown" in said

@@ -1,6 +1,7 @@
 """support/sampling.py: what a prompt holds, what `generate` is made to do, what a start refuses."""
 
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -305,6 +306,9 @@ def test_load_model_says_in_a_sentence_what_is_wrong(tmp_path, tokenizer, qwen, 
     for path in ("/no/such", "./model", "../model", "~/model", "a/b/c", "runs/model"):
         with pytest.raises(ValueError, match="no folder with a config.json"):  # no hub is asked
             load_model(path, CPU)
+    Path("runs/checkpoint.pt").touch()
+    with pytest.raises(ValueError, match="'./runs': it is a run that has not ended: --resume it"):
+        load_model("./runs", CPU)
 
     tokenizer.save_pretrained("model")
     for name, content in [("config.json", "{"), ("model.safetensors", "{")]:

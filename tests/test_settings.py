@@ -47,6 +47,7 @@ def test_help_groups_the_options_and_names_each_once(capsys):
     for heading in ("method:", "model and problems:", "sampling and executing:", "update:", "run:"):
         assert said.count(f"\n{heading}\n") == 1
     assert said.count("  --group-size ") == 1 and "(default: 8)" in said
+    assert "(default: 0.0006 with a toy model, else 1e-06)" in " ".join(said.split())
 
 
 def test_bounds_name_the_option():
