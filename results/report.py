@@ -41,6 +41,8 @@ NAMES = {
     "mars-g16": "MARS, G = 16",
     "mars-s3": "MARS, S = 3, G = 4",
     "mars-g8-s3": "MARS, S = 3, G = 8",
+    "mers-300": "MERS, 300 steps in place of 100",
+    "none-300": "no propagation, 300 steps",
 }
 ABLATIONS = ("mars-shuffled", "mers-gamma0.5", "mers-gamma0.9", "mars-g4", "mars-g16", "mars-s3")
 COLOURS = {
@@ -61,6 +63,7 @@ PAIRS = [
     ("mars-intrap", "mars"),
 ]
 CUTOFF_PAIRS = [("mers", "none"), ("mers", "grpo"), ("mars", "none"), ("mars", "mers")]
+CUTOFF_PAIRS += [("mers-300", "mers"), ("mers-300", "none-300")]
 COSTED = ("grpo", "none", "mars", "mars-interp", "mars-intrap")
 KS = range(1, 6)
 Values = dict[tuple, dict[int, float]]  # (world, method, decoding, difficulty, k) -> seed -> score
@@ -136,7 +139,8 @@ def paired_table(values: Values, world: str, pairs: list, difficulty: str = "all
             both = sorted(left.keys() & right.keys())
             differences = [left[seed] - right[seed] for seed in both]
             row.append(cell(differences, "+") if both else "")
-        rows.append(row)
+        if any(row[1:]):  # both have been run
+            rows.append(row)
     return markdown(["points", *(f"Iter-{k}" for k in KS)], rows)
 
 

@@ -92,6 +92,8 @@ METHODS = [  # in the order of running: `base` first, the matched method before 
     Method("cutoff", "grpo", 10, MAIN, B | GRPO),
     Method("cutoff", "none", 10, MAIN, B | {"credit": "none"}),
     Method("cutoff", "mars", 10, REST, B | {"credit": "mars"}),
+    Method("cutoff", "mers-300", 5, REST, B | {"credit": "mers", "steps": 300}),
+    Method("cutoff", "none-300", 5, REST, B | {"credit": "none", "steps": 300}),
     Method(
         "cutoff", "mars-g8-s3", 3, ABLATION,
         B | {"turns": 3, "group_size": 8, "problems_per_step": 3},
