@@ -13,7 +13,7 @@ Needs torch, transformers, numpy, tree.py, executor.py and support/.
 import signal
 import sys
 
-if __name__ == "__main__":  # so that Ctrl-C during the slow imports prints one line
+if __name__ == "__main__":  # Ctrl-C prints one line, in the slow imports and later
 
     def stop(*_: object) -> None:
         print("\nevaluate.py: stopped; the same command goes on", file=sys.stderr)
@@ -53,7 +53,7 @@ FROM_NODE += ("truncated", "unexpanded", "feedback")
 
 
 def iterate(problems: list, sample: Callable, execute: Callable, iterations: int) -> list[list]:
-    """One chain (list of Nodes) per problem: a tree with groups of one; no room: its root."""
+    """One chain (list of Nodes) per problem: a tree with groups of one; no room: [root]."""
     trees = build_trees(problems, sample, execute, iterations, 1, stop=attrgetter("public_passed"))
     return [list(walk(tree)) or [tree] for tree in trees]
 

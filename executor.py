@@ -1,14 +1,15 @@
 """Run a program that a model wrote against tests, without being cheated by it.
 
 In:  run_many([(problem, code), ...]); a problem has kind and tests and, if it likes, public_tests,
-     entry_point, context, timeout, and a reference, which says what the tests need of a program.
+     entry_point, context, timeout and reference, a right program: it shows which names are its.
 Out: one Result per pair: reward (share of tests passed), status, and the feedback that the model
      reads next.
 
     trainer            judge (one per worker)        zygote (one per judge)      program
     run_many --job-->  knows tests and answers,      a clean python, forked
-                       runs the code of the tests    before any test came; ---> gives up its rights,
-                         |                           forks each program          defines the program
+                       runs the code of the tests    before any test came;
+                         |                           forks each program   --->  gives up its rights,
+                         |                                                      defines the program
                          |---- call f(3) --------------------------------------> runs f(3)
                          |<--- 5, as plain data ---------------------------------|
             <--result--  5 is not 6: failed ------>  ends the program
@@ -30,8 +31,8 @@ they.
 
 What differs from tests in the program's own process: its objects stay there. The judge sees
 stand-ins, which never equal plain data. A program may change lists and dicts that it was given:
-each answer brings the changes back (after very many calls only those of the newest). What a test
-compares with a call is evaluated before it, so `assert f(xs) == len(xs)` means the old length.
+each answer brings the changes back (after very many calls only for the newest arguments). What a
+test compares with a call is evaluated before it, so `assert f(xs) == len(xs)` means the old length.
 Tests that need more make a problem "unscorable": an empty program is run at load to find that out.
 Standard library only; Linux in full, macOS in part. MURPHY_ISOLATION=plain switches the namespaces
 off.

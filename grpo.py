@@ -122,8 +122,8 @@ def grpo_loss(
 
     logp, old_logp, ref_logp and mask are (B, C); advantages and weights are (B,). weights (ours): a
     factor for each row, to weigh all turns alike for example. Only logp gets a gradient.
-    old_logp=None: the model has not changed since it sampled, so rho is 1. The advantages of a
-    group sum to 0, so that loss is about 0, but its gradient is not: the model learns.
+    old_logp=None: the model has not changed since it sampled, so rho is 1. With norm "sequence" a
+    whole group then has a loss of about 0, as its advantages sum to 0. Its gradient is not 0.
 
     denominator: rows (or tokens) of the WHOLE optimizer step, not of this micro-batch. Then the
     micro-batches add up to one gradient, however the step is cut. Rows of advantage 0 count, even

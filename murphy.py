@@ -8,7 +8,7 @@
 
 In: settings (`Config` in support/settings.py). Out: a folder with the model, settings.json,
 metrics.jsonl, trees.jsonl, evaluation.json, curves.png and a checkpoint.
-`--turns 1` without budgets is plain GRPO. [paper], [reported], [ours]: where a default comes from.
+`--turns 1` without budgets is plain GRPO. In --help, [paper], [reported], [ours]: whose default.
 """
 
 import signal
@@ -57,7 +57,7 @@ def loop(state: State, signals: Signals) -> None:
         # 1. Sample G programs for each problem of the step.
         # 2. Run each against the problem's tests: its reward, and feedback on it.
         # 3. Pair every failure with its feedback and sample again, for S turns: rollout trees.
-        trees = signals.interruptible(grow, state)  # Ctrl-C ends it at once; it waits for 7
+        trees = signals.interruptible(grow, state)  # Ctrl-C ends this at once, but not 7
         # 4. Credit: send the rewards of later attempts back to the earlier ones.
         # 5. Prune: keep the groups, and in them the attempts, whose credits differ most.
         # 6. Advantages: compare each attempt with its siblings.
@@ -307,7 +307,7 @@ def train(config: Config) -> Path:
         check_model(config.model)
         check_hub(config.model, "model")
     ranks.join(device)
-    folder = Path(ranks.gather(str(folder))[0])  # rank 0's: its number may differ
+    folder = Path(ranks.gather(str(folder))[0])  # rank 0's: others may have found another free name
     executor.self_check()
     data = toy_data(config) if config.problems in toy.WORLDS else listed_data(config)
     names = ("problems", "credit", "turns", "group_size", "seed", *FITTING)
@@ -324,7 +324,7 @@ def train(config: Config) -> Path:
         try:
             loop(state, signals)
             finish(state)
-            signals.check()
+            signals.check()  # one that came in `finish` still sets the exit status
         except KeyboardInterrupt as signalled:
             state.checkpoint()
             command = f"python murphy.py --output {shlex.quote(str(folder))} --resume"

@@ -1,4 +1,4 @@
-"""Retrospective credit: what the leaves of a rollout tree say about the attempts above them.
+"""Retrospective credit: what the later attempts of a rollout tree say about the earlier ones.
 
 In: a tree of executed attempts. A node needs `.reward` (what the executor said, in [0, 1]),
     `.children` (a group, sampled from its feedback) and `.turn` (1, 2, ...; 0: a bare root).
@@ -70,7 +70,7 @@ def propagate(tree: Any, rule: str = "mars", turns: int | None = None, gamma: fl
     nodes = [tree]
     for node in nodes:  # the list grows until it holds every node
         nodes += node.children
-    for node in reversed(nodes):  # children first: a rule of your own may read their credit
+    for node in reversed(nodes):  # children first, for rules that read their credit
         node.credit = rules[rule](node)
 
 
@@ -131,7 +131,7 @@ def intra_prune(group: Sequence[Any], budget: int | None) -> list[Any]:
     lowest = np.argsort(credits, kind="stable").tolist()  # stable: earlier positions come first
     highest = np.argsort(-credits, kind="stable").tolist()
 
-    candidates = [list(range(budget))]  # wins if all are equal, as with a budget of 1
+    candidates = [list(range(budget))]  # wins if no subset has variance, as with a budget of 1
     for k in range(budget + 1):
         low = set(lowest[: budget - k])
         high = [i for i in highest if i not in low][:k]

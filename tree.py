@@ -39,7 +39,9 @@ class Node:
 
     turn: int
     prompt: Messages = field(default_factory=list)  # all messages that it was sampled from
-    prompt_ids: list[int] = field(default_factory=list)  # as sampled: no text is tokenised again
+    prompt_ids: list[int] = field(
+        default_factory=list
+    )  # as sampled: training tokenises nothing again
     completion_ids: list[int] = field(default_factory=list)
     text: str = ""
     code: str = ""
@@ -166,7 +168,7 @@ MARK = re.compile(  # it cuts an answer into pieces
     | (?P<own_line> ^ ( ([-*+] | \d+[.)])? [ \t] )* )?  # before a fence only blanks, "- ", "1. "
       (```|~~~) [`~]* [ \t]*                            # the fence; its tag is "Python 3", "a.py":
       (?P<python> [{.]* ( [\w./-]+\.py | (i?python|pypy|py)[\d.]*([ ]+[\d.]+)? ) (?![\w-]) )? [ \t]*
-      # It ends before code: "def f", "@cache", "n = ", "g(". Another tag: "bash", "title='a'".
+      # The mark ends where code begins: "def f", "@cache", "n = ", "g(". Other tags: "bash".
       ( (?= (def|class|import|from)[ ]+\w | @\w | [\w, ]+[ ]=[ ] | [\w.]+\( ) | (?P<other_tag>.*)$ )
     """,
     re.VERBOSE | re.MULTILINE | re.IGNORECASE,
