@@ -2,7 +2,7 @@
 
 The rows of a rollout tree share most of their tokens: siblings have the same prompt, and a prompt
 of turn 2 holds an attempt of turn 1. `token_logprobs` computes such tokens again for every row.
-`rows_logprobs` computes them once. Its numbers and gradients are the same.
+`rows_logprobs` computes them once. Its numbers and gradients are the same but for rounding.
 
 An example: three rows with the prompts x y, x y and x, and the completions a b, a c and d. Rows
 that begin alike form a tree. It is written down depth first, one token a slot, so that the slots
@@ -84,7 +84,8 @@ def why_padded(model: Any) -> str:
 def micro_batches(model: Any, rows: Sequence[Row], token_budget: int) -> list[list[int]]:
     """Cut rows into batches, lists of row numbers, that compute at most `token_budget` tokens each.
 
-    That is the tokens of its tree, or rows * (P+C) if padded. A longer row is a batch of its own.
+    A batch computes the tokens of its rows' tree; if padded, rows * (longest prompt + longest
+    completion). A longer row is a batch of its own.
     """
     ids = [[*prompt, *completion] for prompt, completion in rows]
 
@@ -129,11 +130,11 @@ def lay_out(rows: Sequence[Row]) -> tuple[list[int], list[int], list[int], list[
 
 
 def _packed_logprobs(model: Any, rows: Any, targets: Tensor, temperature: float) -> Tensor | None:
-    """Log-probabilities of the completion tokens `targets`; None if `head` is not all of it."""
+    """Log-probabilities of the tokens `targets`; None if the model does more to its logits."""
     *columns, before = lay_out(rows)
     tokens, positions, ends = torch.tensor(columns, device=model.device)
     mask = _attention_mask(model, ends)
-    # Older transformers return the hidden states of all layers, not the last ones alone.
+    # -1: the states of the last layer only. Older transformers return those of all layers.
     options = {"use_cache": False, "output_hidden_states": -1, "logits_to_keep": 1}
     output = model(tokens[None], attention_mask=mask, position_ids=positions[None], **options)
     states = output.hidden_states[-1]  # (1, T, width), what the output layer is given

@@ -27,7 +27,7 @@ from typing import Any
 
 from support.verify import remembering, verified
 
-SHOWN = 50  # rows that are left out, with the reason of each
+SHOWN = 50  # of the rows that are left out, so many are printed with their reason
 TESTS = {  # kind: what one test is
     "assert": "a text of Python",
     "stdin": "[input, output], two texts",
@@ -40,13 +40,13 @@ WORDS = {str: "text", str | None: "text", list: "a list", int | float | None: "s
 class Problem:
     """A programming problem [paper: x is a statement with unit tests; the fields are ours].
 
-    A test of kind "assert" is Python text: every assert counts, check(candidate) and test_*
-    functions are called. The other kinds have pairs, which TESTS describes.
+    Kind "assert" has Python text: each statement that asserts is a test, and check(candidate) and
+    test_* functions are called. The other kinds have pairs, which TESTS describes.
     """
 
     id: str
     prompt: str  # the whole user message
-    tests: list  # the reward is the share of them that passes
+    tests: list  # texts or pairs; the reward is the share of tests that pass
     public_tests: list = field(default_factory=list)  # feedback may quote these
     entry_point: str = ""  # the name that the program must define
     kind: str = "assert"
@@ -222,7 +222,7 @@ def main(arguments: list[str]) -> None:
 
     try:
         problems = load_problems(arguments[0], execute=execute, cache=None)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RuntimeError) as error:
         sys.exit(f"problems: {error}")
     kinds = Counter(problem.kind for problem in problems)
     print(", ".join(f"{count} of kind {kind}" for kind, count in kinds.items()))

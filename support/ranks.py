@@ -136,16 +136,14 @@ def whole_weights(model: Any) -> dict[str, Any]:
 
 def training_state(model: Any, optimizer: Any) -> dict[str, Any]:
     """Whole weights and optimizer state, on the CPU; both are empty on ranks above 0."""
-    moments = whole_state.get_optimizer_state_dict(model, optimizer, options=FULL)
+    moments = {}
+    if optimizer.state:  # else torch would make a step of zeros first, and AdamW counts its steps
+        moments = whole_state.get_optimizer_state_dict(model, optimizer, options=FULL)
     return {"model": whole_weights(model), "optimizer": moments}
 
 
 def restore(model: Any, optimizer: Any, state: dict[str, Any]) -> None:
     """Put back what rank 0's `training_state` gave, on any number of ranks; each has all of it."""
-    whole_state.set_state_dict(
-        model,
-        optimizer,
-        model_state_dict=state["model"],
-        optim_state_dict=state["optimizer"],
-        options=FULL,
-    )
+    whole_state.set_model_state_dict(model, state["model"], options=FULL)
+    if state["optimizer"]:
+        whole_state.set_optimizer_state_dict(model, optimizer, state["optimizer"], options=FULL)

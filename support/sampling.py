@@ -41,16 +41,17 @@ def pick_device(name: str = "auto") -> torch.device:
     if name == "auto":
         return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
     try:
-        return torch.empty(1, device=name).device
+        torch.empty(1, device=name)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).split("\n")[0]
         raise ValueError(f"device {name!r} cannot be used on this machine: {reason}") from error
+    return torch.device(name)  # "cuda" without a number: each rank has a card of its own
 
 
 def autocast(device: torch.device) -> AbstractContextManager:
-    """The one place where a dtype is chosen: bfloat16 arithmetic on CUDA, float32 elsewhere.
+    """The arithmetic: bfloat16 on CUDA, float32 elsewhere.
 
-    The weights stay float32: in bfloat16 a weight of 0.02 does not notice an AdamW step of 1e-6.
+    The trained weights stay float32: in bfloat16 a weight of 0.02 does not notice a step of 1e-6.
     """
     if device.type == "cuda":
         return torch.autocast("cuda", dtype=torch.bfloat16)
@@ -58,7 +59,7 @@ def autocast(device: torch.device) -> AbstractContextManager:
 
 
 def check_model(path: str) -> None:
-    """ValueError if a path that can only be a folder is none: no hub is asked for it in vain."""
+    """ValueError if a path that can only mean a folder holds no model: no hub is asked in vain."""
     owner, *rest = path.split("/")
     local = owner in ("", ".", "..", "~") or len(rest) > 1 or (rest and os.path.isdir(owner))
     if (local or os.path.exists(path)) and not os.path.isfile(os.path.join(path, "config.json")):
@@ -186,7 +187,7 @@ class Sampler:
         return [[found[ids].pop() for _ in range(n)] if ids in found else None for ids in encoded]
 
     def sample_batch(self, prompts: list[tuple[int, ...]]) -> list[list[int]]:
-        """Sample one completion of each prompt, the longest prompt first."""
+        """Sample one completion of each prompt; the prompts come longest first."""
         cache = self.read(prompts)
         width = len(prompts[0])
         full = width + self.max_new_tokens

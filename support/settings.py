@@ -117,7 +117,7 @@ FITTING = {
 class Config:
     """Settings of a run. [paper], [reported] and [ours] say where a default comes from.
 
-    None: the value that fits what is trained, from FITTING.
+    None: the value of FITTING; for others see their help.
     """
 
     fitting = FITTING  # for --help

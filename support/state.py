@@ -40,7 +40,7 @@ class Data(NamedTuple):
     """The problems of a run."""
 
     of_step: Callable[[int], list]  # the number of a step -> the problems that it trains on
-    held_out: list  # never trained on, only evaluated
+    held_out: list  # evaluated; not trained on, unless --eval-problems or "cutoff" repeats them
     training: list  # all that is trained on; of a toy world, which never ends, 1,000 problems
 
 
@@ -272,12 +272,13 @@ def recompute_layers(model: Any) -> None:
     """Gradient checkpointing: the backward pass computes each layer again. Less memory, more time.
 
     transformers does it only in training mode, which would also switch dropout on. But sampling has
-    none, and the ratio of an update must begin at 1: dropout stays off.
+    none, and the ratio of an update must begin at 1. So every dropout is set to 0.
     """
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     model.train()
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
-        elif hasattr(module, "attention_dropout"):
-            module.attention_dropout = 0.0
+        for name in ("attention_dropout", "dropout", "attn_dropout_p", "activation_dropout"):
+            if isinstance(getattr(module, name, None), float):
+                setattr(module, name, 0.0)

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+EMPTY_FAILS = ("pass", "error")  # the program that does nothing, and how it should end
 REFERENCE_TIMEOUT = 20.0  # CPU seconds for a reference; what it uses sets the problem's timeout
 
 
@@ -77,12 +78,16 @@ def remembering(execute: Callable, file: Path) -> Callable:
         keys = [hashlib.sha256(text.encode()).hexdigest() for text in texts]
         new = {key: job for key, job in zip(keys, jobs, strict=True) if key not in known}
         if new:
-            for key, result in zip(new, execute(list(new.values())), strict=True):
+            kept = dict(known)
+            results = execute(list(new.values()))
+            for (key, (_, code)), result in zip(new.items(), results, strict=True):
                 known[key] = asdict(result)
-            # Not kept: a package that is installed later or a machine less busy may change them.
-            kept = {k: v for k, v in known.items() if v["status"] not in ("unscorable", "timeout")}
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(json.dumps(kept))
+                # Not kept is what a package that is installed later, or a quieter machine, changes.
+                if result.status in ("passed", "failed") or (code, result.status) == EMPTY_FAILS:
+                    kept[key] = known[key]
+            with suppress(OSError):  # a folder that nobody may write to: they are run again
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_text(json.dumps(kept))
         return [SimpleNamespace(**known[key]) for key in keys]
 
     return run

@@ -210,3 +210,22 @@ def test_one_process_gathers_itself_and_samples_with_the_model(qwen):
     assert sorted(sum((own for _, own in dealt), [])) == [0, 1, 2, 3, 4]
     for values, own in dealt:
         assert values == ["abcde"[place] for place in own]
+
+
+def test_a_checkpoint_before_the_first_step_does_not_count_as_a_step():
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.0)
+    ranks.training_state(model, optimizer)
+    before = model.weight.detach().clone()
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    # The first step of Adam moves each weight by the rate, against the gradient's sign.
+    assert torch.allclose(model.weight, before - 0.1, atol=1e-6)
+
+    state = ranks.training_state(model, optimizer)
+    assert {float(moments["step"]) for moments in state["optimizer"]["state"].values()} == {1.0}
+    again = torch.nn.Linear(2, 1)
+    fresh = torch.optim.AdamW(again.parameters(), lr=0.1, weight_decay=0.0)
+    ranks.restore(again, fresh, copy.deepcopy(state))
+    assert torch.equal(again.weight, model.weight)
+    assert {float(moments["step"]) for moments in fresh.state.values()} == {1.0}
