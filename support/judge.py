@@ -40,7 +40,7 @@ from support.wire import Wire, receive, send, shorten
 
 PASSED = ("passed", "")
 OWN_SECONDS = 4  # CPU seconds of the judge for one program, beside the program's own limit
-OWN_MEMORY = 900 << 20  # bytes of address space for the values of one program
+OWN_MEMORY = 800 << 20  # bytes of address space for the values of one program
 MOST_MEMORY = 4 << 30  # bytes of it at any time
 LARGE = 1 << 20  # characters of a problem
 
@@ -79,8 +79,9 @@ class Run:
                 graded.append(outcome == PASSED)
             if is_public:
                 shown.append(outcome)
-        if self.link.code == self.plan.reference and self.link.limit and not all(graded):
-            raise Unscorable(self.link.limit)  # the reference is right: the judge fails it
+        if self.link.code == self.plan.reference and not all(graded) and not self.link.death:
+            if self.link.limit:  # it is not the reference that is wrong
+                raise Unscorable(self.link.limit)
         shown = shown or self.outcomes
         found = {status for status, _ in self.outcomes}
         order = ("timeout", "memory", "failed", "error", "passed")
@@ -411,7 +412,7 @@ def main(number: int, folder: str, isolation: str) -> None:
         try:
             large = len(problem) > LARGE  # kept, such problems would fill the memory
             plan = ready(control, problem) if large else plans(problem)
-            if address_space() > OWN_MEMORY // 2:
+            if address_space() > OWN_MEMORY // 4:
                 gc.collect()  # what an exception of the last program holds
             limit_own(resource.RLIMIT_AS, address_space() + OWN_MEMORY)
             answer = Run(plan, code, limits, control).result()

@@ -229,5 +229,7 @@ def test_the_number_of_a_process_does_not_tell_what_ran_before():
         "import threading\ndef f():\n    for _ in range(9):\n        threading.Thread().start()\n"
     )
     look = "import os\ndef f(): return os.getpid()"
-    first, _, second = run_many([(seen, look), (seen, threads), (seen, look + "\n")], workers=1)
+    first, _, second = executor.run_many(
+        [(seen, look), (seen, threads), (seen, look + "\n")], workers=1
+    )
     assert first.feedback == second.feedback
