@@ -79,9 +79,9 @@ class Run:
                 graded.append(outcome == PASSED)
             if is_public:
                 shown.append(outcome)
-        if self.link.code == self.plan.reference and not all(graded) and not self.link.death:
-            if self.link.limit:  # it is not the reference that is wrong
-                raise Unscorable(self.link.limit)
+        is_reference = self.link.code == self.plan.reference and not self.link.death
+        if is_reference and self.link.limit and not all(graded):
+            raise Unscorable(self.link.limit)  # it is not the reference that is wrong
         shown = shown or self.outcomes
         found = {status for status, _ in self.outcomes}
         order = ("timeout", "memory", "failed", "error", "passed")
