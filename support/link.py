@@ -282,6 +282,8 @@ class Values:
     def items(self, stream: Any) -> Any:
         """The items of an iterator of the program: the first ones singly, then in batches."""
         for size in itertools.chain([1] * 8, (2**n for n in range(1, 10)), itertools.repeat(1000)):
+            if size > 1:
+                self.link.limit = "a test may see how far an iterator has come"
             try:
                 items = self.link.ask("", "take items", stream, size)
             except StopIteration:
@@ -380,6 +382,10 @@ class Remote:
 
     def __hash__(self) -> int:
         return self._operator("__hash__")
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        self._link.limit = "a test copies an object of the program"
+        raise TypeError(self._link.limit)
 
 
 def operator_method(name: str) -> Any:
