@@ -160,8 +160,8 @@ class Run:
             "__taken__": self.taken,
             "__last__": self.last,
             "__equal__": equal,
-            "__type__": kind_of,
         }
+        hooks |= {f"__{asked.__name__}__": about(asked) for asked in (type, callable, hasattr)}
         for line in self.plan.imports:  # a test may use what the solution imports
             with contextlib.suppress(ImportError):
                 exec(line, space)
@@ -309,9 +309,13 @@ def memory_file(text: str) -> Any:
     return file
 
 
-def kind_of(x: Any) -> Any:
-    """type(x), for stand-ins the program's."""
-    return x._link.ask("", type, x) if isinstance(x, Remote) else type(x)
+def about(function: Any) -> Any:
+    """A builtin such as type: of a stand-in it asks the program."""
+
+    def ask(x: Any, *rest: Any) -> Any:
+        return x._link.ask("", function, x, *rest) if isinstance(x, Remote) else function(x, *rest)
+
+    return ask
 
 
 def equal(left: Any, right: Any) -> None:

@@ -335,8 +335,9 @@ class Order(ast.NodeTransformer):
         return self.generic_visit(node)
 
     def visit_Call(self, node: ast.Call) -> ast.expr:
-        if ast.unparse(node.func) == "type" and len(node.args) == 1:
-            node.func = ast.Name("__type__", ast.Load())
+        name = ast.unparse(node.func)
+        if (name, len(node.args)) in (("type", 1), ("callable", 1), ("hasattr", 2)):
+            node.func = ast.Name(f"__{name}__", ast.Load())
         return self.generic_visit(node)
 
 
