@@ -19,6 +19,7 @@ not reach. Needs the standard library (and pytest or numpy, where tests use them
 import contextlib
 import copy
 import functools
+import gc
 import json
 import math
 import os
@@ -39,6 +40,9 @@ from support.wire import Wire, receive, send, shorten
 
 PASSED = ("passed", "")
 OWN_SECONDS = 4  # CPU seconds of the judge for one program, beside the program's own limit
+OWN_MEMORY = 800 << 20  # bytes of address space for the values of one program
+MOST_MEMORY = 4 << 30  # bytes of it at any time
+LARGE = 1 << 20  # characters of a problem
 
 
 class Unequal(AssertionError):
@@ -54,7 +58,7 @@ class Run:
         self.outcomes: list = [None] * len(plan.tests)
         self.reached: set = set()
         self.program: dict = {}  # what names of the program mean in the tests
-        self.early: list = []  # functions that give what was evaluated first, see plan.Order
+        self.early: list = []  # (frame, functions that give what was evaluated first in it)
 
     def result(self) -> dict:
         """Run all tests, public ones first, so that no hidden argument reaches their feedback."""
@@ -75,6 +79,9 @@ class Run:
                 graded.append(outcome == PASSED)
             if is_public:
                 shown.append(outcome)
+        is_reference = self.link.code == self.plan.reference and not self.link.death
+        if is_reference and self.link.limit and not all(graded):
+            raise Unscorable(self.link.limit)  # it is not the reference that is wrong
         shown = shown or self.outcomes
         found = {status for status, _ in self.outcomes}
         order = ("timeout", "memory", "failed", "error", "passed")
@@ -150,10 +157,11 @@ class Run:
         hooks = {
             "__test__": self.test,
             "__first__": self.first,
-            "__taken__": lambda: self.early.pop()(),
+            "__taken__": self.taken,
+            "__last__": self.last,
             "__equal__": equal,
-            "__type__": kind_of,
         }
+        hooks |= {f"__{asked.__name__}__": about(asked) for asked in (type, callable, hasattr)}
         for line in self.plan.imports:  # a test may use what the solution imports
             with contextlib.suppress(ImportError):
                 exec(line, space)
@@ -226,8 +234,20 @@ class Run:
             raise problem
 
     def first(self, *sides: Any) -> None:
-        """Evaluate what a test wants first; __taken__() hands it out, one value after the other."""
-        self.early += [self.now(side) for side in reversed(sides)]
+        """Evaluate what a test wants first (see plan.Order); __taken__() hands it out, one value
+        after the other, and __last__() ends this."""
+        values = [self.now(side) for side in reversed(sides)]
+        self.early.append((id(sys._getframe(1)), values))
+
+    def taken(self) -> Any:
+        frame = id(sys._getframe(1))
+        while self.early[-1][0] != frame:  # left there by an exception, in a call that has ended
+            self.early.pop()
+        return self.early[-1][1].pop()()
+
+    def last(self) -> None:
+        while self.early.pop()[0] != id(sys._getframe(1)):
+            pass
 
     def now(self, side: Any) -> Any:
         """A function with the value of the side now. It is the side itself if that raises or asks
@@ -289,9 +309,13 @@ def memory_file(text: str) -> Any:
     return file
 
 
-def kind_of(x: Any) -> Any:
-    """type(x), for stand-ins the program's."""
-    return x._link.ask("", type, x) if isinstance(x, Remote) else type(x)
+def about(function: Any) -> Any:
+    """A builtin such as type: of a stand-in it asks the program."""
+
+    def ask(x: Any, *rest: Any) -> Any:
+        return x._link.ask("", function, x, *rest) if isinstance(x, Remote) else function(x, *rest)
+
+    return ask
 
 
 def equal(left: Any, right: Any) -> None:
@@ -378,30 +402,41 @@ def main(number: int, folder: str, isolation: str) -> None:
             break
         fault = failure
     confine.prctl(confine.DUMPABLE, 0)  # no process of the same user may look into our memory
-    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-    soft = 4 << 30 if hard < 0 else min(4 << 30, hard)
-    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
     send(trainer, f"it can see your files, processes and network ({fault})" if fault else "")
     os.dup2(0, 2)  # until here stderr was the trainer's, who does not read on
     plans = functools.lru_cache(200)(functools.partial(ready, control))
     while True:
+        limit_own(resource.RLIMIT_AS, MOST_MEMORY)
         try:
             problem, code, limits = json.loads(receive(trainer))
         except (EOFError, OSError):  # the trainer has ended
             os._exit(0)
-        limit_own_time(limits["timeout"])
+        seconds = time.process_time() + OWN_SECONDS + limits["timeout"]
+        limit_own(resource.RLIMIT_CPU, math.ceil(seconds))
         try:
-            answer = Run(plans(problem), code, limits, control).result()
+            large = len(problem) > LARGE  # kept, such problems would fill the memory
+            plan = ready(control, problem) if large else plans(problem)
+            if address_space() > OWN_MEMORY // 4:
+                gc.collect()  # what an exception of the last program holds
+            limit_own(resource.RLIMIT_AS, address_space() + OWN_MEMORY)
+            answer = Run(plan, code, limits, control).result()
         except Unscorable as error:
             answer = {"status": "unscorable", "lines": [str(error)], "tests": []}
         send(trainer, json.dumps(answer))
 
 
-def limit_own_time(timeout: float) -> None:
-    """The kernel ends this process when it computes too long, whatever C call it sits in."""
-    soft = math.ceil(time.process_time() + OWN_SECONDS + timeout)
-    hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
-    resource.setrlimit(resource.RLIMIT_CPU, (soft if hard < 0 else min(soft, hard), hard))
+def limit_own(which: int, soft: int) -> None:
+    """Have the kernel hold this process to a limit, whatever C call it sits in."""
+    hard = resource.getrlimit(which)[1]
+    resource.setrlimit(which, (soft if hard < 0 else min(soft, hard), hard))
+
+
+def address_space() -> int:
+    """The bytes of address space that this process has. (macOS limits none.)"""
+    if sys.platform != "linux":
+        return MOST_MEMORY
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[0]) * resource.getpagesize()
 
 
 def ready(control: socket.socket, problem: str) -> Plan:

@@ -15,6 +15,7 @@ it. A call f(xs) of a test goes this way:
 
 import builtins
 import collections
+import contextlib
 import functools
 import gc
 import itertools
@@ -54,6 +55,7 @@ class Link:
         self.empty = empty  # the program is empty: find out whether the judge can host the tests
         self.socket: Any = None
         self.death: Any = None
+        self.limit = ""  # what plain Python may do with an object of the program, and no stand-in
         self.unsent: Any = None  # a test handed over what cannot be sent; the test may catch it
         self.quiet = self.asked = False  # asking is not allowed now; it was tried
         self.last: Any = None  # the last call as (its line of code, its value)
@@ -143,8 +145,10 @@ class Link:
             self.die("error", "sent something that is no answer")
         if not raised:
             return value
-        may_stop = self.plan.stops or function in ("take items", "__next__")
-        if isinstance(value, StopIteration) and not may_stop:
+        if not isinstance(value, BaseException):  # the class StopIteration would end a map(), too
+            self.die("error", "sent something that is no answer")
+        named = type(function) is str and function in ("take items", "__next__")
+        if isinstance(value, StopIteration) and not (named or self.plan.stops):
             raise RuntimeError("the program raised StopIteration")  # else it would end a map()
         raise value
 
@@ -184,6 +188,7 @@ class Link:
         except (TypeError, ValueError, RecursionError) as error:
             if self.empty:
                 raise Unscorable(f"a test hands the program what cannot cross: {error}") from None
+            self.limit = f"a test hands the program what cannot cross: {error}"
             self.unsent = TypeError(f"what cannot be sent to the program: {error}")
             raise self.unsent from None
         if isinstance(function, Missing):
@@ -263,6 +268,8 @@ class Values:
 
     def load_method(self, wire: Wire, name: str, number: int, kind: str) -> Any:
         """A method of an object; from now on it is called in one message."""
+        if name == "take items" or name[:2] == "__":  # their StopIteration means what it says
+            raise ValueError(name)
         owner = self.load_object(wire, number, kind)
         self.methods.add((kind, name))
         return functools.partial(self.link.ask, f"{owner._label}.{name}", name, owner)
@@ -275,6 +282,8 @@ class Values:
     def items(self, stream: Any) -> Any:
         """The items of an iterator of the program: the first ones singly, then in batches."""
         for size in itertools.chain([1] * 8, (2**n for n in range(1, 10)), itertools.repeat(1000)):
+            if size > 1:
+                self.link.limit = "a test may see how far an iterator has come"
             try:
                 items = self.link.ask("", "take items", stream, size)
             except StopIteration:
@@ -297,6 +306,9 @@ class Values:
             error = kind.__new__(kind, *args)
         except Exception:
             error = RuntimeError.__new__(RuntimeError)
+        if kind.__module__ == "builtins":
+            with contextlib.suppress(Exception):
+                error.__init__(*args)  # sets code, errno and the like
         error.args, error._line, error._text = args, int(line), str(text)
         return error
 
@@ -328,6 +340,8 @@ class Remote:
         is_module = self is sys.modules.get("solution")  # a program may hand out its module, too
         open_to_tests = link.plan.objects or is_module
         if name != "__name__" and (name[:2] == "__" or not open_to_tests):
+            if name[:2] != "__":  # python looks for some of those itself
+                link.limit = f"a test uses {name} of an object that stays with the program"
             raise AttributeError(f"{self!r} has no attribute {name!r}")
         if link.empty:
             return Missing(link, None, name)
@@ -343,28 +357,35 @@ class Remote:
         self._link.ask("", delattr, self, name)
 
     def __instancecheck__(self, x: Any) -> bool:
-        return isinstance(x, Remote) and self._link.ask("", isinstance, x, self)
+        ours = isinstance(x, Remote) or hasattr(x, "_fields")  # a named tuple crosses as data
+        return ours and self._link.ask("", isinstance, x, self)
 
     def __subclasscheck__(self, x: Any) -> bool:
         return self._link.ask("", issubclass, x, self)
 
     def _operator(self, name: str, *args: Any) -> Any:
         """Have the program do what an operator does, if the reference has it."""
-        if self._link.plan.operators:
+        if self._link.plan.operators or name in ("__iter__", "__next__"):  # they give data
             return self._link.ask("", name, self, *args)
         if name in ("__str__", "__repr__", "__format__"):
             return f"<{self._label} object>"
         if name in ("__bool__", "__hash__"):
             return name == "__bool__" or hash(self._number)
+        self._link.limit = f"a test uses {name} of an object that stays with the program"
         raise TypeError(f"<{self._label} object> has no {name}")
 
     def __eq__(self, other: Any) -> bool:
         if not isinstance(other, Remote):
+            self._link.limit = "a test compares an object of the program with plain data"
             return NotImplemented  # data is the answer itself: no object decides that it equals it
         return self is other or self._link.ask("", "__eq__", self, other)
 
     def __hash__(self) -> int:
         return self._operator("__hash__")
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        self._link.limit = "a test copies an object of the program"
+        raise TypeError(self._link.limit)
 
 
 def operator_method(name: str) -> Any:

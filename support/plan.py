@@ -71,6 +71,7 @@ class Plan:
 
     def __init__(self, kind: str, texts: Any, public: Any, entry: str, context: str, ref: str):
         self.kind, self.entry, self.context = kind, entry or "", context or ""
+        self.reference = ref
         self.tests: list = []
         self.units: list[Unit] = []
         self.names: set[str] = {self.entry.partition(".")[0], "Solution"} - {""}
@@ -175,6 +176,8 @@ class Plan:
             others = re.sub(r"\w*(Error|Exception)", "", bases)
             if others or not methods.keys().isdisjoint(OPERATORS | {"__eq__"}):
                 self.operators = True
+        for item in find(tests, ast.withitem):
+            self.operators = self.operators or mentions(item.context_expr, self.names)
         modules = own_names(tests, (ast.Import, ast.ImportFrom)) | {"self", "solution"}
         uses = find(tests, ast.Attribute)
         used = {node.attr for node in uses if ast.unparse(node.value) not in modules}
@@ -273,7 +276,7 @@ class Order(ast.NodeTransformer):
 
     Else a program that empties its argument would buy `assert f(xs) == sorted(xs)`, which becomes
 
-        (__first__(lambda: sorted(xs)), __equal__(f(xs), __taken__()))[1]
+        (__first__(lambda: sorted(xs)), __equal__(f(xs), __taken__()), __last__())[1]
 
     This holds for the sides of a comparison or an operation, and for the arguments of a call. In
     Python's order stay plain names, what moves an iterator, and what takes from a container.
@@ -291,7 +294,7 @@ class Order(ast.NodeTransformer):
         node = super().visit(node)
         if not first:
             return node
-        pair = parsed("(__first__(), 0)[1]")
+        pair = parsed("(__first__(), 0, __last__())[1]")
         pair.value.elts[1] = node
         for side in first:
             self.moved.remove(side)
@@ -326,9 +329,15 @@ class Order(ast.NodeTransformer):
             node = ast.Expr(call)
         return self.generic_visit(node)
 
+    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
+        if node.attr == "__class__":
+            node = ast.Call(ast.Name("__type__", ast.Load()), [node.value], [])
+        return self.generic_visit(node)
+
     def visit_Call(self, node: ast.Call) -> ast.expr:
-        if ast.unparse(node.func) == "type" and len(node.args) == 1:
-            node.func = ast.Name("__type__", ast.Load())
+        name = ast.unparse(node.func)
+        if (name, len(node.args)) in (("type", 1), ("callable", 1), ("hasattr", 2)):
+            node.func = ast.Name(f"__{name}__", ast.Load())
         return self.generic_visit(node)
 
 

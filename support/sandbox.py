@@ -72,10 +72,9 @@ class Program:
         value, error = None, None
         try:
             function, kwargs, *args = self.wire.read(request)
-            if function == "take items":
-                function = self.take
-            elif isinstance(function, str):
-                function = functools.partial(run_named, function)
+            if type(function) is str:  # an object of the program may have any __eq__
+                take = function == "take items"
+                function = self.take if take else functools.partial(run_named, function)
             value = function(*args, **(kwargs or {}))
         except BaseException as fault:
             error = fault
@@ -129,17 +128,18 @@ class Program:
     def export(self, x: Any, wire: Wire) -> list:
         """What is no data: shared by name, made plain, or kept here under a number."""
         kind = type(x)
-        name = getattr(x, "__name__", "")
+        has_name = issubclass(kind, (type, types.MethodType, types.BuiltinFunctionType))
+        name = x.__name__ if has_name else ""  # no __getattr__ of the program is asked
         is_exception = isinstance(x, type) and issubclass(x, BaseException)
         if (name in SHARED or is_exception) and getattr(builtins, name, None) is x:
             return ["shared", name]
         if isinstance(x, BaseException):
             return self.export_error(x, wire)
-        if isinstance(x, types.MethodType):
+        if isinstance(x, types.MethodType) and name[:2] != "__":
             return ["method", name, *self.export_object(x.__self__)]
         if self.classes.isdisjoint(base.__name__ for base in kind.__mro__):
             for base in kind.__mro__:
-                if base in NAMES:  # a subclass crosses as its base
+                if base in NAMES or base in PLAIN:  # a subclass crosses as its base
                     return wire.pack(PLAIN.get(base, base)(x))
             if isinstance(x, collections.abc.Iterator) and kind.__module__ != "solution":
                 return ["stream", self.keep(x), isinstance(x, types.GeneratorType)]
@@ -262,6 +262,9 @@ def zygote(control: socket.socket, folder: str, isolated: bool) -> None:
             os._exit(0)
         limits = json.loads(message)
         place = cage.open()
+        if cage.scratch:  # its number must not tell how many threads the last program started
+            with contextlib.suppress(OSError), open("/proc/sys/kernel/ns_last_pid", "w") as file:
+                file.write("1")
         child = os.fork()
         if not child:
             control.close()

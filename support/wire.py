@@ -129,6 +129,8 @@ KINDS = {  # kind: (type, the parts of a value, the value from its parts; None: 
     "numpy": (None, numpy_parts, make_numpy),
 }
 NAMES = {row[0]: name for name, row in KINDS.items()}
+for name in ("keys", "values", "items"):
+    NAMES[type(getattr(OrderedDict(), name)())] = name
 
 
 def kind_of(x: Any) -> str | None:

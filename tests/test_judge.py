@@ -47,10 +47,11 @@ def test_verdicts_are_those_of_pytest(name):
     lines = (CASES / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
     cases = [json.loads(line) for line in lines]
     problems = {c["name"]: problem([c["test"]], reference=c["solution"]) for c in cases}
-    first = run_many([(problems[c["name"]], EMPTY) for c in cases])
+    loaded = [(c["name"], code) for c in cases for code in (EMPTY, c["solution"])]
+    first = run_many([(problems[name], code) for name, code in loaded])
     left_out = {
-        case["name"]: result.feedback
-        for case, result in zip(cases, first, strict=True)
+        name: result.feedback
+        for (name, _), result in zip(loaded, first, strict=True)
         if result.status == "unscorable"
     }
     assert set(left_out) <= set(LEFT_OUT), left_out
@@ -646,3 +647,44 @@ def test_a_value_of_absurd_cost_ends_its_program_and_not_the_judge():
     for (p, program), result in zip(jobs, run_many(jobs, timeout=0.3), strict=True):
         assert result.reward == 0 and result.total == 10, (p.tests[0], program, result)
         assert result.status in ("failed", "error", "timeout", "memory"), (program, result)
+
+
+RAW = """
+import json, os, time
+def say(value, raised):
+    os.write(3, json.dumps([[], [], raised, value]).encode() + b"\\n")
+    time.sleep(9)
+"""
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        RAW + "def f(x): say(['shared', 'StopIteration'], True)",  # a class, not an exception
+        "class A:\n    def __next__(self, *x): raise StopIteration\n"
+        "def f(x): return A().__next__(x)",
+        RAW + "def f(x): say(['method', '__next__', 0, 'x'], False)",
+    ],
+)
+def test_no_program_ends_an_iteration_of_the_tests(program):
+    assert run(problem(["assert all(map(f, [2, 4]))"], entry="f"), program).reward == 0
+    made = program.replace("A().__next__(x)", "A().__next__")
+    tests = ["assert all(map(f(2), [2, 4]))"]
+    assert run(problem(tests, entry="f", reference="def f(x): ..."), made).reward == 0
+
+
+def test_the_memory_of_the_judge_is_limited():
+    """What is small on the wire and large in the judge: 10**8 numbers of a range."""
+    result = run(
+        problem(["assert sorted(f(1)) == [0]"], entry="f"), "def f(n): return range(10**8)"
+    )
+    assert "MemoryError" in result.feedback
+    assert run(problem(["assert f(1) == 1"], entry="f"), "def f(n): return n").reward == 1
+
+
+def test_a_reference_that_meets_a_limit_of_the_judge_makes_its_problem_unscorable():
+    right = "class V:\n    def __eq__(self, o): return tuple(o) == (1,)\n"
+    p = problem(["assert V() == (1,)"], reference=right)
+    assert run(p, right).feedback.endswith("compares an object of the program with plain data")
+    assert run(p, right + "#").status == "failed"  # at run time nothing is unscorable
+    assert run(problem(["assert f() == 1"], reference="def f(): 1"), "def f(): 1").reward == 0

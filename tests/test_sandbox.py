@@ -221,3 +221,15 @@ def test_a_main_program_ends_as_python_ends_it(ending):
     p = SimpleNamespace(kind="stdin", tests=[["", "1"]], public_tests=[])
     right = done.returncode == 0 and done.stdout.strip() == "1"
     assert executor.run(p, code).reward == right
+
+
+def test_the_number_of_a_process_does_not_tell_what_ran_before():
+    seen = SimpleNamespace(kind="functional", tests=[[[], 0]], entry_point="f")
+    threads = (
+        "import threading\ndef f():\n    for _ in range(9):\n        threading.Thread().start()\n"
+    )
+    look = "import os\ndef f(): return os.getpid()"
+    first, _, second = executor.run_many(
+        [(seen, look), (seen, threads), (seen, look + "\n")], workers=1
+    )
+    assert first.feedback == second.feedback
