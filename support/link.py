@@ -182,6 +182,9 @@ class Link:
         if label:
             shown = args[1:] if isinstance(function, str) else args  # without the owner of a method
             self.last = (shown_call(label, shown, kwargs), NOTHING)
+        missing = [x for x in (*args, *kwargs.values()) if isinstance(x, Missing)]
+        if missing and not isinstance(function, Missing):
+            missing[0]()  # as in Python: NameError before the call
         wire = Wire(self.values) if isinstance(function, Missing) else self.wire
         try:
             request = wire.write(function, kwargs or None, *args, gone=self.unseen(wire))

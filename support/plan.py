@@ -89,7 +89,7 @@ class Plan:
         items += [(text, True, text in public) for text in texts]
         try:
             if kind == "assert":
-                self.read_code(items, ast.parse(ref or ""))
+                self.read_code(items, parsed_reference(ref))
             else:
                 self.read_cases(items, (str, str) if kind == "stdin" else ((list, tuple), object))
         except (SyntaxError, ValueError, TypeError, RecursionError) as error:
@@ -225,6 +225,8 @@ class Plan:
         calls = " ".join(ast.unparse(node.value.func) for node in tree.body if is_call(node))
         calls_a_check = re.search("(?i)check|verify|test", calls)
         if not unit.body and not unit.functions and (uses or calls_a_check):
+            if isinstance(getattr(body[-1], "value", None), ast.Compare):
+                raise Unscorable(f"it asserts nothing: {ast.unparse(body[-1])}")
             body = [self.wrap(body, unit.body, body[-1])]
         tree.body = [Order(self.touching).visit(node) for node in body]
         unit.code = compile(ast.fix_missing_locations(tree), "<test>", "exec")
@@ -343,6 +345,13 @@ class Order(ast.NodeTransformer):
 
 def parsed(expression: str) -> Any:
     return ast.parse(expression, mode="eval").body
+
+
+def parsed_reference(code: str | None) -> ast.Module:
+    try:
+        return ast.parse(code or "")
+    except (SyntaxError, ValueError) as error:
+        raise Unscorable(f"its reference cannot be read: {error}") from None
 
 
 def find(tree: ast.AST, kinds: Any) -> list:

@@ -62,6 +62,8 @@ def why_unusable(nothing: Any, reference: Any) -> str:
         return nothing.feedback
     if nothing.reward == 1:
         return "a program that does nothing passes its tests"
+    if reference and reference.status == "unscorable":  # it met a limit of the judge
+        return reference.feedback
     if reference and reference.reward < 1:
         return f"its reference fails its tests ({reference.status}): {reference.feedback}"
     return ""

@@ -688,3 +688,14 @@ def test_a_reference_that_meets_a_limit_of_the_judge_makes_its_problem_unscorabl
     assert run(p, right).feedback.endswith("compares an object of the program with plain data")
     assert run(p, right + "#").status == "failed"  # at run time nothing is unscorable
     assert run(problem(["assert f() == 1"], reference="def f(): 1"), "def f(): 1").reward == 0
+
+
+def test_a_missing_name_as_an_argument_breaks_no_later_call():
+    p = problem(
+        ["assert apply(g, [1, 2]) == 3", "xs = [2, 1]\nassert ordered(xs) == [1, 2]"],
+        reference="def apply(h, xs): return h(xs)\ndef g(xs): return sum(xs)\n"
+        "def ordered(xs):\n    xs.sort()\n    return xs",
+    )
+    assert run(p, p.reference).reward == 1
+    result = run(p, p.reference.replace("def g", "def other"))
+    assert result.tests == [False, True] and "name 'g' is not defined" in result.feedback
