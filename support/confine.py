@@ -140,13 +140,13 @@ class Cage:
         self.scratch = ""  # where a new file system is mounted for each program
         self.uid = 0  # the programs' user, if they need not be ours
         self.size = 0  # bytes of address space before a program starts
-        self.rules: Any = None  # the filter
+        self.filter: Any = None  # of system calls
         if isolated and os.getuid() == 0:
             self.uid = 50_000 + os.getpid() % 10_000  # one for each worker: its threads are counted
         if isolated:
             self.scratch = enter_namespaces(folder)
         if sys.platform == "linux":
-            self.rules = system_call_filter(isolated)
+            self.filter = system_call_filter(isolated)
             with open("/proc/self/statm") as file:
                 self.size = int(file.read().split()[0]) * resource.getpagesize() + (8 << 20)
             prctl(NO_NEW_PRIVILEGES, 1)
@@ -189,14 +189,14 @@ class Cage:
             os.setgroups([])
             os.setgid(self.uid)
             os.setuid(self.uid)
-        if self.rules:
+        if self.filter:
             no_capability = struct.pack("<Ii", 0x20080522, 0), bytes(24)
             call("capset", *no_capability)  # not even as root
             die_with_parent()
             if not self.scratch:
                 see_only(os.getcwd())
             prctl(DUMPABLE, 1)  # else it cannot open /dev/stdin, which is under /proc/self
-            lines, place = len(self.rules) // 8, ctypes.addressof(self.rules)
+            lines, place = len(self.filter) // 8, ctypes.addressof(self.filter)
             prctl(SECCOMP, 2, struct.pack("<HxxxxxxQ", lines, place))
 
 

@@ -49,13 +49,13 @@ class Program:
         self.wire = Wire(self)
         self.kept: list = []  # what the judge knows by a number: objects, classes, iterators
         self.numbers: dict = {}  # the numbers, by id
-        self.classes: set = set()  # names of the tests: such a class stays a class
+        self.named: set = set()  # names in the tests: objects of a class so named stay here
         self.broken: dict = {}  # what ended an iterator, for the next request to tell
 
     def serve(self) -> None:
         """Define the program, then answer until the judge ends this process."""
         start = json.loads(receive(self.connection))
-        self.classes = set(start["names"])
+        self.named = set(start["names"])
         main = start["module"] == "__main__"
         module = types.ModuleType(start["module"])
         sys.modules[start["module"]] = sys.modules["__main__"] = module
@@ -137,7 +137,7 @@ class Program:
             return self.export_error(x, wire)
         if isinstance(x, types.MethodType) and name[:2] != "__":
             return ["method", name, *self.export_object(x.__self__)]
-        if self.classes.isdisjoint(base.__name__ for base in kind.__mro__):
+        if self.named.isdisjoint(base.__name__ for base in kind.__mro__):
             for base in kind.__mro__:
                 if base in NAMES or base in PLAIN:  # a subclass crosses as its base
                     return wire.pack(PLAIN.get(base, base)(x))

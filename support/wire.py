@@ -153,14 +153,14 @@ def nested_deeply(calls: int) -> Any:
         @functools.wraps(method)
         def deeper(wire: "Wire", *args: Any, **kwargs: Any) -> Any:
             usual = sys.getrecursionlimit()
-            if wire.other:  # not in the trainer: the limit holds for all of its threads
+            if wire.owner:  # not in the trainer: the limit holds for all of its threads
                 sys.setrecursionlimit(calls)
             try:
                 return method(wire, *args, **kwargs)
             except RecursionError:
                 raise ValueError("a value is nested too deeply to cross") from None
             finally:
-                if wire.other:
+                if wire.owner:
                     sys.setrecursionlimit(usual)
 
         return deeper
@@ -171,9 +171,9 @@ def nested_deeply(calls: int) -> Any:
 class Wire:
     """Values as JSON, and the containers that both sides hold, kept equal.
 
-    What is no data goes through other.export(x, wire), and comes through
-    other.load(kind, parts, wire). No change comes to what other.may_change(x) forbids. The trainer
-    has no `other`: a problem is data.
+    owner: the Program or the Values whose wire this is. What is no data goes through
+    owner.export(x, wire), and comes through owner.load(kind, parts, wire). No change comes to what
+    owner.may_change(x) forbids. A problem is data: the wire that carries it has no owner.
 
     >>> wire, a = Wire(), [3, 1]
     >>> wire.write((a, {"k": b"x"}), 2.5)
@@ -183,8 +183,8 @@ class Wire:
     '[[], [[1, [3, 1, 2]]], ["same", 1]]'
     """
 
-    def __init__(self, other: Any = None) -> None:
-        self.other = other
+    def __init__(self, owner: Any = None) -> None:
+        self.owner = owner
         self.objects: dict = {}  # what both sides hold, by number
         self.numbers: dict = {}  # the numbers, by id
         self.before: dict = {}  # the contents when both sides were last equal, by number
@@ -220,7 +220,7 @@ class Wire:
         for number, parts in changes:
             x = self.objects[number]
             new = self.unpack_all(parts)
-            if self.other.may_change(x):
+            if self.owner.may_change(x):
                 fill(x, new)
             self.before[number] = contents(x)
         for number in gone:
@@ -255,10 +255,10 @@ class Wire:
         if id(x) in self.numbers:
             return ["same", self.numbers[id(x)]]
         name = kind_of(x)
-        if name is None and self.other is None:
+        if name is None and self.owner is None:
             raise TypeError(f"a value of type {kind.__name__} cannot cross")
         if name is None:
-            return self.other.export(x, self)
+            return self.owner.export(x, self)
         self.note(x)
         return [name, *self.pack_all(KINDS[name][1](x))]
 
@@ -276,7 +276,7 @@ class Wire:
         if kind == "same":
             return self.objects[parts[0]]
         if kind not in KINDS:
-            return self.other.load(kind, parts, self)
+            return self.owner.load(kind, parts, self)
         plain, _, make = KINDS[kind]
         if make is None:  # first noted, then filled: it may hold itself
             value = plain()

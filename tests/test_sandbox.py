@@ -10,24 +10,6 @@ import pytest
 
 import executor
 from support.sandbox import Program, run_named
-from support.wire import Wire
-
-
-class Shared:
-    """The other side of a wire that knows builtins only."""
-
-    def export(self, x, wire):
-        return ["shared", x.__name__]
-
-    def load(self, kind, parts, wire):
-        return {"list": list, "int": int}[parts[0]]
-
-    def may_change(self, x):
-        return True
-
-
-def ends():
-    return Wire(Shared()), Wire(Shared())
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -44,7 +26,7 @@ def returned(code, value):
 
 def program(classes=()):
     made = Program(None)
-    made.classes = set(classes)
+    made.named = set(classes)
     return made
 
 
