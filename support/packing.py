@@ -25,6 +25,7 @@ In: a Hugging Face causal LM and rows. Out: log-probabilities; micro-batches. Ne
 
 import warnings
 from collections.abc import Sequence
+from itertools import chain
 from os.path import commonprefix  # it takes lists too
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -87,18 +88,25 @@ def micro_batches(model: Any, rows: Sequence[Row], token_budget: int) -> list[li
     A batch computes the tokens of its rows' tree; if padded, rows * (longest prompt + longest
     completion). A longer row is a batch of its own.
     """
+    packed = not why_padded(model)
     ids = [[*prompt, *completion] for prompt, completion in rows]
 
-    def computed(batch: list[int]) -> int:
-        some = [rows[i] for i in batch]
-        return pad_rows(some, pad_id=0)[0].numel() if why_padded(model) else len(lay_out(some)[0])
+    def joined(batch: list[int], size: int, i: int) -> int:
+        """The tokens of a batch that has `size` of them, once row i is in it."""
+        if packed or not batch:  # row i adds what it does not share with the row before it
+            shared = len(commonprefix([ids[batch[-1]], ids[i]])) if batch else 0
+            return size + len(ids[i]) - shared
+        prompts, completions = zip(*(rows[j] for j in [*batch, i]), strict=True)
+        return len(prompts) * (max(map(len, prompts)) + max(map(len, completions)))
 
     batches: list[list[int]] = []
+    batch, size = [], 0
     for i in sorted(range(len(rows)), key=ids.__getitem__):  # neighbours share the most
-        if batches and computed([*batches[-1], i]) <= token_budget:
-            batches[-1].append(i)
-        else:
-            batches.append([i])
+        if not batches or joined(batch, size, i) > token_budget:
+            batch, size = [], 0
+            batches.append(batch)
+        size = joined(batch, size, i)
+        batch.append(i)
     return batches
 
 
@@ -149,7 +157,7 @@ def _packed_logprobs(model: Any, rows: Any, targets: Tensor, temperature: float)
     def score(states: Tensor, targets: Tensor) -> Tensor:
         return select_logprobs(head(states), targets, temperature * divisor / factor)
 
-    slots = torch.tensor(sum(before, []), dtype=torch.long, device=model.device)
+    slots = torch.tensor([*chain.from_iterable(before)], dtype=torch.long, device=model.device)
     # The backward of index_select, unlike that of states[slots], always adds in the same order.
     states = states[0].index_select(0, slots)
     size = max(1, CHUNK // output.logits.shape[-1])
