@@ -288,10 +288,9 @@ def run(config: EvalConfig) -> None:
     executor.self_check()
     problems = find_problems(config)
     model, sample, control = load_samplers(config, problems)
-    sample_of_weights = [w.flatten()[::1000].tolist() for w in model.parameters()]
-    settings["weights"] = zlib.crc32(
-        repr(sample_of_weights).encode()
-    )  # the same path may hold another
+    # The same path may hold another model the next time: a sample of the weights tells.
+    some_weights = repr([w.flatten()[::1000].tolist() for w in model.parameters()])
+    settings["weights"] = zlib.crc32(some_weights.encode())
     settings["problems"] = fingerprint(problems)
     check_folder(folder, settings)
     rows = read_samples(folder / "samples.jsonl", problems)

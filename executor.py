@@ -63,7 +63,7 @@ from pathlib import Path
 from typing import Any
 
 from support.confine import remove
-from support.wire import Wire, receive, send, shorten
+from support.wire import Wire, receive, send, shorten, without_addresses
 
 PYTHON = sys.executable  # runs the programs: they can import what is installed for it
 FIELDS = ("kind", "tests", "public_tests", "entry_point", "context", "reference")  # of a problem
@@ -135,10 +135,10 @@ def run_many(jobs: list, workers: int | None = None, **limits: float) -> list[Re
     for problem, _ in jobs:
         if id(problem) not in prepared:
             prepared[id(problem)] = prepare(problem, LIMITS | limits)
-    # (the four of `prepare`, the program): tuples, so that equal ones are found
-    pairs = [
-        (*prepared[id(problem)], code if code and code.strip() else "") for problem, code in jobs
-    ]
+    pairs = []  # (the four of `prepare`, the program): tuples, so that equal ones are found
+    for problem, code in jobs:
+        is_blank = not code or not code.strip()
+        pairs.append((*prepared[id(problem)], "" if is_blank else code))
     cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count())
     pool = concurrent.futures.ThreadPoolExecutor(workers or len(cores))
     _pools.add(pool)
@@ -359,8 +359,9 @@ def close() -> None:
 
 # ---------------------------------------------------------------------- feedback
 
-MARKS = re.compile(  # what chat templates read as control marks: a "\\" goes behind its first sign
-    r"""
+MARKS = (
+    re.compile(  # what chat templates read as control marks: a backslash goes behind its first sign
+        r"""
     (<) (?=                                                # a "<" before:
         [|\uff5c] | \w+\|> | </?SYS>> |                    # "|im_end|>", "endoftext|>", "<SYS>>"
         /? ( s | (?i: think(ing)? | pad | eo[sdpt] | [bs]o[sp] | pre | unk | mask | user | system
@@ -370,7 +371,8 @@ MARKS = re.compile(  # what chat templates read as control marks: a "\\" goes be
     | (\[) (?= \| | /?g?[A-Z_]{3,}\] )                     # "[|endofturn|]", "[INST]", "[/INST]"
     | ` (?= `` ) | ~ (?= ~~ )                              # fences
     """,
-    re.VERBOSE,
+        re.VERBOSE,
+    )
 )
 INVISIBLE = re.compile(  # marks and fillers that Python calls printable
     "[\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
@@ -386,8 +388,7 @@ def escape(text: str) -> str:
     """
     text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
     text = INVISIBLE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
-    text = re.sub(r"\bat 0x[0-9a-fA-F]+", "at 0x...", text)  # another address in each run
-    return MARKS.sub(lambda match: match[0] + "\\", text)
+    return MARKS.sub(lambda match: match[0] + "\\", without_addresses(text))
 
 
 # ---------------------------------------------------------------------- known programs

@@ -39,9 +39,7 @@ class Node:
 
     turn: int
     prompt: Messages = field(default_factory=list)  # all messages that it was sampled from
-    prompt_ids: list[int] = field(
-        default_factory=list
-    )  # as sampled: training tokenises nothing again
+    prompt_ids: list[int] = field(default_factory=list)  # as sampled; training takes these
     completion_ids: list[int] = field(default_factory=list)
     text: str = ""
     code: str = ""

@@ -250,10 +250,11 @@ SPEED = [  # what is measured, and what is asked for
 
 def limit_shares(folder: Path, model: str) -> list[float]:
     """What the machine could do at best, as a share of our time: update, decode step."""
-    rows = {row["part"]: row for row in record.read(folder / "speed_limit.csv")}
-    if model != "smollm2":  # the limit of the tiny model is below what can be timed
-        return [math.nan, math.nan]
-    return [float(rows[part]["share"]) for part in ("update", "decode")]
+    shares = {"update": math.nan, "decode": math.nan}
+    for row in record.read(folder / "speed_limit.csv"):
+        if row["model"] == model:  # the tiny one's limit is below what can be timed
+            shares[row["part"]] = float(row["share"])
+    return list(shares.values())
 
 
 def speed_table(folder: Path) -> str:

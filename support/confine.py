@@ -60,6 +60,14 @@ def prctl(option: int, value: int, pointer: Any = None) -> None:
         call("prctl", option, ctypes.c_ulong(value), pointer, 0, 0)
 
 
+def address_space() -> int:
+    """The bytes of address space that this process has; elsewhere than on Linux: 4 GiB."""
+    if sys.platform != "linux":
+        return 4 << 30
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[0]) * resource.getpagesize()
+
+
 def die_with_parent() -> None:
     prctl(PARENT_DEATH_SIGNAL, signal.SIGKILL)
 
@@ -147,8 +155,7 @@ class Cage:
             self.scratch = enter_namespaces(folder)
         if sys.platform == "linux":
             self.filter = system_call_filter(isolated)
-            with open("/proc/self/statm") as file:
-                self.size = int(file.read().split()[0]) * resource.getpagesize() + (8 << 20)
+            self.size = address_space() + (8 << 20)
             prctl(NO_NEW_PRIVILEGES, 1)
             prctl(DUMPABLE, 0)
 

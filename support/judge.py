@@ -416,9 +416,9 @@ def main(number: int, folder: str, isolation: str) -> None:
         try:
             large = len(problem) > LARGE  # kept, such problems would fill the memory
             plan = ready(control, problem) if large else plans(problem)
-            if address_space() > OWN_MEMORY // 4:
+            if confine.address_space() > OWN_MEMORY // 4:
                 gc.collect()  # what an exception of the last program holds
-            limit_own(resource.RLIMIT_AS, address_space() + OWN_MEMORY)
+            limit_own(resource.RLIMIT_AS, confine.address_space() + OWN_MEMORY)
             answer = Run(plan, code, limits, control).result()
         except Unscorable as error:
             answer = {"status": "unscorable", "lines": [str(error)], "tests": []}
@@ -429,14 +429,6 @@ def limit_own(which: int, soft: int) -> None:
     """Have the kernel hold this process to a limit, whatever C call it sits in."""
     hard = resource.getrlimit(which)[1]
     resource.setrlimit(which, (soft if hard < 0 else min(soft, hard), hard))
-
-
-def address_space() -> int:
-    """The bytes of address space that this process has. (macOS limits none.)"""
-    if sys.platform != "linux":
-        return MOST_MEMORY
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[0]) * resource.getpagesize()
 
 
 def ready(control: socket.socket, problem: str) -> Plan:

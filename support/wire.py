@@ -312,9 +312,14 @@ def receive(connection: socket.socket, limit: float = 1e9, seconds: float | None
     return line[:-1].decode()
 
 
+def without_addresses(text: str) -> str:
+    """A text in which no object tells its address: it is another one in each run."""
+    return re.sub(r"\bat 0x[0-9a-fA-F]+", "at 0x...", text)
+
+
 def shorten(text: str, room: int) -> str:
     """At most `room` characters of a text: its head and its tail, with the cut marked."""
-    text = re.sub(r"\bat 0x[0-9a-fA-F]+", "at 0x...", text)  # another address in each run
+    text = without_addresses(text)
     if len(text) <= room:
         return text
     half = max(0, room - 26) // 2
