@@ -1,7 +1,7 @@
 """Run a program that a model wrote against tests, without being cheated by it.
 
 In:  run_many([(problem, code), ...]); a problem has kind and tests and, if it likes, public_tests,
-     entry_point, context, timeout and reference, a right program: it shows which names are its.
+     entry_point, context, timeout and reference, a right program, which shows what the tests use.
 Out: one Result per pair: reward (share of tests passed), status, and the feedback that the model
      reads next.
 

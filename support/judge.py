@@ -80,8 +80,8 @@ class Run:
             if is_public:
                 shown.append(outcome)
         is_reference = self.link.code == self.plan.reference and not self.link.death
-        if is_reference and self.link.limit and not all(graded):
-            raise Unscorable(self.link.limit)  # it is not the reference that is wrong
+        if is_reference and self.link.shortfall and not all(graded):
+            raise Unscorable(self.link.shortfall)  # it is not the reference that is wrong
         shown = shown or self.outcomes
         found = {status for status, _ in self.outcomes}
         order = ("timeout", "memory", "failed", "error", "passed")
@@ -99,6 +99,7 @@ class Run:
         end = time.monotonic() + 9 * self.link.limits["timeout"] + 20  # before the trainer's bound
         for number in sorted(range(len(self.outcomes)), key=lambda n: not self.plan.tests[n][2]):
             if time.monotonic() > end:
+                self.link.last = None  # not of the case that ran last
                 raise Died("timeout", "was not run on all cases: together they take too long")
             given, expected = self.plan.cases[number]
             with self.test(number):
@@ -142,6 +143,7 @@ class Run:
                     break
                 text += data[: max(0, limit - len(text))]  # what exceeds the limit is thrown away
                 size += len(data)
+            link.patience = end - time.monotonic()  # both waits share it
             link.answer()
         value = text.decode("utf-8", "replace")
         if size > limit:
@@ -198,7 +200,7 @@ class Run:
 
     def attempt(self, numbers: list, action: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Run a piece of test code. What breaks it off fails the tests that it did not reach, and
-        is returned."""
+        is returned. If it reached all, the last one fails."""
         self.reached -= set(numbers)
         self.link.last = None
         try:
@@ -236,8 +238,8 @@ class Run:
     def first(self, *sides: Any) -> None:
         """Evaluate what a test wants first (see plan.Order); __taken__() hands it out, one value
         after the other, and __last__() ends this."""
-        values = [self.now(side) for side in reversed(sides)]
-        self.early.append((id(sys._getframe(1)), values))
+        values = [self.now(side) for side in sides]
+        self.early.append((id(sys._getframe(1)), values[::-1]))
 
     def taken(self) -> Any:
         frame = id(sys._getframe(1))

@@ -55,9 +55,9 @@ class Link:
         self.empty = empty  # the program is empty: find out whether the judge can host the tests
         self.socket: Any = None
         self.death: Any = None
-        self.limit = ""  # what plain Python may do with an object of the program, and no stand-in
+        self.shortfall = ""  # why a right program may fail here: what no stand-in can do
         self.unsent: Any = None  # a test handed over what cannot be sent; the test may catch it
-        self.quiet = self.asked = False  # asking is not allowed now; it was tried
+        self.quiet = self.asked = False  # quiet: nothing may be asked; asked: it was tried then
         self.last: Any = None  # the last call as (its line of code, its value)
         self.cpu_seconds = 0.0
         self.compared = 0  # elements that were compared to find changes
@@ -167,7 +167,7 @@ class Link:
             how = "ended before it answered"
         self.die("error", how)
 
-    def must_not_be_quiet(self) -> None:
+    def refuse_if_quiet(self) -> None:
         if self.quiet:
             self.asked = True
             raise Asked
@@ -178,20 +178,21 @@ class Link:
         function: a stand-in, a builtin, or the name of a method of the first argument. label: what
         the feedback calls it ("": the feedback does not tell of it).
         """
-        self.must_not_be_quiet()
+        self.refuse_if_quiet()
         if label:
             shown = args[1:] if isinstance(function, str) else args  # without the owner of a method
             self.last = (shown_call(label, shown, kwargs), NOTHING)
         missing = [x for x in (*args, *kwargs.values()) if isinstance(x, Missing)]
         if missing and not isinstance(function, Missing):
             missing[0]()  # as in Python: NameError before the call
+        # For a missing function this only finds out whether the arguments can cross.
         wire = Wire(self.values) if isinstance(function, Missing) else self.wire
         try:
             request = wire.write(function, kwargs or None, *args, gone=self.unseen(wire))
         except (TypeError, ValueError, RecursionError) as error:
+            self.shortfall = f"a test hands the program what cannot cross: {error}"
             if self.empty:
-                raise Unscorable(f"a test hands the program what cannot cross: {error}") from None
-            self.limit = f"a test hands the program what cannot cross: {error}"
+                raise Unscorable(self.shortfall) from None
             self.unsent = TypeError(f"what cannot be sent to the program: {error}")
             raise self.unsent from None
         if isinstance(function, Missing):
@@ -286,7 +287,7 @@ class Values:
         """The items of an iterator of the program: the first ones singly, then in batches."""
         for size in itertools.chain([1] * 8, (2**n for n in range(1, 10)), itertools.repeat(1000)):
             if size > 1:
-                self.link.limit = "a test may see how far an iterator has come"
+                self.link.shortfall = "a test may see how far an iterator has come"
             try:
                 items = self.link.ask("", "take items", stream, size)
             except StopIteration:
@@ -344,7 +345,7 @@ class Remote:
         open_to_tests = link.plan.objects or is_module
         if name != "__name__" and (name[:2] == "__" or not open_to_tests):
             if name[:2] != "__":  # python looks for some of those itself
-                link.limit = f"a test uses {name} of an object that stays with the program"
+                link.shortfall = f"a test uses {name} of an object that stays with the program"
             raise AttributeError(f"{self!r} has no attribute {name!r}")
         if link.empty:
             return Missing(link, None, name)
@@ -374,12 +375,12 @@ class Remote:
             return f"<{self._label} object>"
         if name in ("__bool__", "__hash__"):
             return name == "__bool__" or hash(self._number)
-        self._link.limit = f"a test uses {name} of an object that stays with the program"
+        self._link.shortfall = f"a test uses {name} of an object that stays with the program"
         raise TypeError(f"<{self._label} object> has no {name}")
 
     def __eq__(self, other: Any) -> bool:
         if not isinstance(other, Remote):
-            self._link.limit = "a test compares an object of the program with plain data"
+            self._link.shortfall = "a test compares an object of the program with plain data"
             return NotImplemented  # data is the answer itself: no object decides that it equals it
         return self is other or self._link.ask("", "__eq__", self, other)
 
@@ -387,8 +388,8 @@ class Remote:
         return self._operator("__hash__")
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        self._link.limit = "a test copies an object of the program"
-        raise TypeError(self._link.limit)
+        self._link.shortfall = "a test copies an object of the program"
+        raise TypeError(self._link.shortfall)
 
 
 def operator_method(name: str) -> Any:
@@ -416,7 +417,7 @@ class Stream(Remote):
         return self
 
     def __next__(self) -> Any:
-        self._link.must_not_be_quiet()
+        self._link.refuse_if_quiet()
         return next(self._items)
 
 

@@ -113,7 +113,7 @@ class Plan:
         self.find_objects(whole, reference)
         self.refuse_own_exceptions(whole)
         self.refuse_named_iterators(whole)
-        self.called = " ".join(ast.unparse(node.value.func) for node in whole.body if is_call(node))
+        self.called = {ast.unparse(node.value.func) for node in whole.body if is_call(node)}
         functions = [x for x in find(whole, ast.FunctionDef) if not is_test(x, self.called)]
         self.helpers = closure(functions, asserts, set())
         self.touching = self.names | closure(functions, mentions, self.names)
@@ -219,7 +219,7 @@ class Plan:
             body.append(node)
         for owner, node in test_functions(tree, self.called):
             self.read_function(unit, owner, node)
-        # A text that asserts nothing, but uses the program, is one test: it may raise.
+        # A text that asserts nothing, but uses the program or calls a check, is one test.
         plain = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef)
         uses = any(mentions(node, self.touching) for node in body if not isinstance(node, plain))
         calls = " ".join(ast.unparse(node.value.func) for node in tree.body if is_call(node))
@@ -276,7 +276,7 @@ class Plan:
 class Order(ast.NodeTransformer):
     """Evaluate first what does not use the program.
 
-    Else a program that empties its argument would buy `assert f(xs) == sorted(xs)`, which becomes
+    Else a program that empties its argument would pass `assert f(xs) == sorted(xs)`. It becomes
 
         (__first__(lambda: sorted(xs)), __equal__(f(xs), __taken__()), __last__())[1]
 
@@ -374,15 +374,15 @@ def mentions(node: ast.AST, names: set) -> bool:
     return not names_in(node).isdisjoint(names)
 
 
-def is_test(node: ast.AST, called: str) -> bool:
+def is_test(node: ast.AST, called: set) -> bool:
     """A function that pytest calls, or the check(candidate) of HumanEval."""
     if not isinstance(node, ast.FunctionDef):
         return False
-    check = node.name == "check" and len(node.args.args) == 1 and "check" not in called.split()
+    check = node.name == "check" and len(node.args.args) == 1 and "check" not in called
     return node.name.startswith("test") or check
 
 
-def test_functions(tree: ast.Module, called: str) -> list[tuple[str, ast.FunctionDef]]:
+def test_functions(tree: ast.Module, called: set) -> list[tuple[str, ast.FunctionDef]]:
     """(class, function) of those that pytest calls: of one name the last one."""
     found = {}
     for owner in [tree, *(node for node in tree.body if isinstance(node, ast.ClassDef))]:
@@ -403,7 +403,7 @@ def asserts(node: ast.AST, helpers: set) -> bool:
 
 
 def closure(functions: list, test: Any, names: set) -> set:
-    """The names of functions of which a test holds, given the names found so far."""
+    """The names of functions for which test(function, names) holds; what is found adds to names."""
     found: set = set()
     while new := {f.name for f in functions if f.name not in found and test(f, names | found)}:
         found |= new
@@ -426,7 +426,7 @@ def own_names(tree: ast.AST, kinds: Any = ast.AST) -> set:
 
 
 def is_exception_class(x: Any) -> bool:
-    """Of Python, its library or a package: none that ends the judge or a test of pytest."""
+    """An exception that a program may raise here: a builtin one, or any Exception; not Died."""
     usual = isinstance(x, type) and issubclass(x, BaseException)
     return usual and (x.__module__ == "builtins" or issubclass(x, Exception))
 

@@ -1,4 +1,4 @@
-"""Programs that are run before a problem is used: an empty one and the reference.
+"""Programs that are run before a problem is used: one that does nothing, and the reference.
 
 In:  problems, and executor.run_many. Out: the problems that can be scored, with a time limit that
 fits the reference; for each other one the reason. Standard library only.
@@ -15,7 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-EMPTY_FAILS = ("pass", "error")  # the program that does nothing, and how it should end
+NOTHING = "pass"  # the program that does nothing
 REFERENCE_TIMEOUT = 20.0  # CPU seconds for a reference; what it uses sets the problem's timeout
 
 
@@ -23,11 +23,12 @@ def verified(found: dict, execute: Callable, left_out: dict) -> dict:
     """The problems that can be scored; `left_out` gets a reason for each of the others.
 
     A program that does nothing must fail, and the reference must pass. Every program may use three
-    times the CPU seconds of the reference, if the run allows less.
+    times the CPU seconds of the reference, if the run allows less. A public test that the
+    reference fails is no longer public.
     """
     jobs = {}
     for row, problem in found.items():
-        jobs[row, "nothing"] = (problem, "pass")
+        jobs[row, "nothing"] = (problem, NOTHING)
         if problem.reference is not None:
             patient = replace(problem, timeout=max(problem.timeout or 0, REFERENCE_TIMEOUT))
             jobs[row, "reference"] = (patient, problem.reference)
@@ -84,8 +85,9 @@ def remembering(execute: Callable, file: Path) -> Callable:
             results = execute(list(new.values()))
             for (key, (_, code)), result in zip(new.items(), results, strict=True):
                 known[key] = asdict(result)
-                # Not kept is what a package that is installed later, or a quieter machine, changes.
-                if result.status in ("passed", "failed") or (code, result.status) == EMPTY_FAILS:
+                # Not kept: what a package that is installed later, or a quieter machine, changes.
+                is_error = code == NOTHING and result.status == "error"
+                if result.status in ("passed", "failed") or is_error:
                     kept[key] = known[key]
             with suppress(OSError):  # a folder that nobody may write to: they are run again
                 file.parent.mkdir(parents=True, exist_ok=True)

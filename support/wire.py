@@ -3,12 +3,14 @@
 A message is one line of JSON: [gone, changes, value, ...]. A number, a text, true, false and null
 stand for themselves. All else is a list that begins with its kind: ["tuple", 1, 2].
 
-Lists, dicts and the like exist twice, here and there, and are kept equal. Both sides count them as
-they meet them, so both know ["same", 0] as the first one. `changes` tells the new contents of those
-that the sender has changed since its last message, `gone` the numbers that both forget after it.
-An example: the judge calls f(xs) with xs = [3, 1]. Number 0 is the dict that held f, 1 is xs.
+Lists, dicts and the like exist twice, here and there, and are kept equal. Both sides count all that
+goes as a list as they meet it, so both know ["same", 0] as the first one. `changes` tells the new
+contents of those that the sender has changed since its last message, `gone` the numbers that both
+forget after it. An example: the judge calls f(xs) with xs = [3, 1]. Number 0 was the dict that held
+f, 1 is xs. f itself is no data: 7 is its place in a list of the program's own. null: no keyword
+arguments. false: it did not raise.
 
-    judge                                        [[], [], ["object", 7], null, ["list", 3, 1]]
+    judge                                        [[0], [], ["object", 7], null, ["list", 3, 1]]
     program, which sorted xs and returns it      [[], [[1, [1, 3]]], false, ["same", 1]]
 
 In: values of either side. Out: messages, and what is read of them. Standard library only.
@@ -144,9 +146,9 @@ def kind_of(x: Any) -> str | None:
 
 
 def nested_deeply(calls: int) -> Any:
-    """Decorate a method of Wire: the depth of values is limited by itself.
+    """Decorate a method of Wire: it runs under a recursion limit of its own, `calls`.
 
-    A usual program may nest fewer calls than values, and one that raised its limit more.
+    So the depth of values that cross does not depend on the limit that a program has set.
     """
 
     def decorate(method: Any) -> Any:
@@ -194,6 +196,7 @@ class Wire:
     def write(self, *values: Any, gone: Any = (), tell_changes: bool = True) -> str:
         """A message. Raises TypeError for what cannot cross, ValueError for absurd sizes."""
         first, changed = self.count, {}
+        forgotten = [(number, self.objects[number], self.before.get(number)) for number in gone]
         for number, old in self.before.items() if tell_changes else ():
             new = contents(self.objects[number])
             if len(new) != len(old) or any(map(is_not, new, old)):
@@ -207,12 +210,16 @@ class Wire:
             for number in range(first, self.count):  # the other side never met them
                 self.forget(number)
             self.count = first
+            for number, x, old in forgotten:  # nor was it told of these
+                self.objects[number], self.numbers[id(x)] = x, number
+                if old is not None:
+                    self.before[number] = old
             raise
         self.before |= {number: new for number, new in changed.items() if number in self.objects}
         self.remember(first)
         return text
 
-    @nested_deeply(DEEPEST + 500)  # more than the writer's, so that it is not met
+    @nested_deeply(DEEPEST + 500)  # more than the writer's: what could be written can be read
     def read(self, text: str) -> list:
         """The values of a message. From a hostile program any exception may follow."""
         first = self.count

@@ -699,3 +699,9 @@ def test_a_missing_name_as_an_argument_breaks_no_later_call():
     assert run(p, p.reference).reward == 1
     result = run(p, p.reference.replace("def g", "def other"))
     assert result.tests == [False, True] and "name 'g' is not defined" in result.feedback
+
+
+def test_what_is_evaluated_first_keeps_its_own_order():
+    counter = "n = [0]\ndef count(x):\n    n[0] += 1\n    return n[0]\n"
+    p = problem([counter + "assert max(f(1), count('a'), 10 * count('b')) == 20"])
+    assert run(p, "def f(x): return x").reward == 1

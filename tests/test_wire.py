@@ -144,6 +144,17 @@ def test_values_nest_to_a_depth_that_both_sides_know(kind, request):
     assert sys.getrecursionlimit() == limit
 
 
+def test_what_a_failed_message_was_to_forget_is_known_afterwards():
+    one, other = ends()
+    x = [1]
+    (y,) = other.read(one.write(x))
+    with pytest.raises(ValueError, match="absurd"):
+        one.write(1 << (1 << 22), gone=[0])
+    y.append(2)
+    one.read(other.write(y))
+    assert x == [1, 2]
+
+
 def test_a_message_that_fails_leaves_no_trace():
     one, other = ends()
     x = [1]
