@@ -173,6 +173,9 @@ class Config:
 
     def __post_init__(self) -> None:
         """Put the value that fits in place of None, and refuse what is out of bounds."""
+        for setting in fields(self):  # a settings.json may hold anything
+            if setting.type is str and not isinstance(getattr(self, setting.name), str):
+                raise TypeError(f"{flag(setting.name)} must be a text")
         for name, (with_toy, with_real) in FITTING.items():
             if getattr(self, name) is None:
                 setattr(self, name, with_real if self.model else with_toy)

@@ -295,6 +295,16 @@ def test_on_the_command_line_resume_needs_nothing_but_the_folder(small, monkeypa
     assert state.asdict(seen[0]) == {**json.loads(settings), "resume": True, "eval_every": 3}
 
 
+@pytest.mark.parametrize("strange", [{"model": 5}, {"steps": "many"}, {"benchmark": "mbpp"}])
+def test_settings_that_murphy_did_not_write_are_refused_in_a_sentence(small, strange):
+    begun = small("run")
+    Path(begun.output).mkdir()
+    settings = state.asdict(begun) | strange
+    (Path(begun.output) / "settings.json").write_text(json.dumps(settings))
+    with pytest.raises(SystemExit, match="settings.json in --output is not of murphy.py"):
+        murphy.main(["--output", begun.output, "--resume"])
+
+
 def test_a_log_is_cut_at_the_checkpoint_and_half_a_line_is_no_line(tmp_path):
     log = tmp_path / "metrics.jsonl"
     log.write_text('{"step": 0}\n{"step": 1}\n{"step": 2}\n{"st')
