@@ -135,19 +135,17 @@ def test_what_was_read_of_a_cut_or_damaged_gz_is_used(tmp_path, capsys):
     assert [p.id for p in found] == [str(n) for n in range(len(found))] and 100 < len(found) < 300
     assert "what could be read of it is used" in capsys.readouterr().err
     path.write_bytes(b"no gzip")
-    with pytest.raises(ValueError, match="gz cannot be unpacked: Not a gzipped") as raised:
+    with pytest.raises(ValueError, match="^.*gz cannot be unpacked: Not a gzipped .*$"):
         load_problems(path)
-    assert "\n" not in str(raised.value)
 
 
 @settings(max_examples=30)
 @given(st.binary(max_size=200))
-def test_any_file_loads_or_gets_one_sentence(tmp_path_factory, data):
+def test_any_bytes_get_one_sentence(tmp_path_factory, data):
     path = tmp_path_factory.mktemp("any") / "rows.jsonl"
     path.write_bytes(data)
-    with pytest.raises(ValueError, match="no problem is left|rows.jsonl is empty") as raised:
+    with pytest.raises(ValueError, match="^(no problem is left .*|.*rows.jsonl is empty)$"):
         load_problems(path)
-    assert "\n" not in str(raised.value)
 
 
 def test_a_bad_request_gets_one_sentence(tmp_path, capsys):
@@ -159,13 +157,12 @@ def test_a_bad_request_gets_one_sentence(tmp_path, capsys):
         (rows, {"version": "v6"}, "version v6 is for livecodebench"),
         (rows, {"start_date": "2025-01-01"}, "has no dates: 2025-01-01"),
         (missing, {}, "nowhere.jsonl is neither a file"),
-        (foreign, {}, "no problem is left of the 1 rows of .*foreign.jsonl$"),
-        (write(tmp_path, name="empty.jsonl"), {}, "empty.jsonl is empty$"),
-        (write(tmp_path, "[]", name="none.json"), {}, "none.json is empty$"),
+        (foreign, {}, "no problem is left of the 1 rows of .*foreign.jsonl"),
+        (write(tmp_path, name="empty.jsonl"), {}, "empty.jsonl is empty"),
+        (write(tmp_path, "[]", name="none.json"), {}, "none.json is empty"),
     ):
-        with pytest.raises((ValueError, FileNotFoundError), match=sentence) as raised:
+        with pytest.raises((ValueError, FileNotFoundError), match=f"^.*{sentence}.*$"):
             load_problems(source, **how)
-        assert "\n" not in str(raised.value)
     assert left_out(capsys.readouterr().err)[0][1].startswith("unknown field a (known: id, ")
 
 
@@ -280,8 +277,7 @@ def test_the_command_tells_of_kinds_rows_reasons_and_references(tmp_path):
     reasons = dict(left_out(done.stderr))
     assert reasons["row 2"].startswith("not JSON")
     assert reasons["row 3 (b)"].startswith("unknown field solution")
-    failed = "its reference fails its tests (failed): Test 1 failed"
-    assert reasons["row 4 (bad)"].startswith(failed)
+    assert reasons["row 4 (bad)"].startswith("its reference fails its tests (failed): Test 1")
 
 
 def test_the_command_ends_with_one_sentence_where_no_problem_is(tmp_path):
@@ -296,9 +292,8 @@ def test_the_command_ends_with_one_sentence_where_no_problem_is(tmp_path):
 
 @pytest.mark.parametrize("tool, module", [("problems", "gzip"), ("page", "html")])
 def test_ctrl_c_while_it_starts_ends_in_a_line(tmp_path, tool, module):
-    (tmp_path / f"{module}.py").write_text(
-        "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n"
-    )
+    kill = "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n"
+    (tmp_path / f"{module}.py").write_text(kill)
     command = [sys.executable, ROOT / "support" / f"{tool}.py"]
     path = os.environ | {"PYTHONPATH": str(tmp_path)}
     done = subprocess.run(command, env=path, capture_output=True, text=True)
