@@ -144,23 +144,20 @@ def test_clipped_is_the_share_of_tokens_without_gradient_and_only_logp_gets_one(
     assert torch.autograd.grad(loss, [old, ref], allow_unused=True) == (None, None)
 
 
-def test_each_norm_is_the_documented_one_for_policy_and_kl_alike():  # D13
+@pytest.mark.parametrize(
+    "norm, denominator, expected",
+    [
+        ("sequence", None, (1 + 4) / 2),
+        ("token", None, (1 + 1 + 1 + 1 + 4) / 5),
+        ("constant", 16, (1 + 1 + 1 + 1 + 4) / 16),
+    ],
+)
+def test_each_norm_is_the_documented_one(norm, denominator, expected):  # D13
     """Each token of a row of four costs 1, and the token of a row of one costs 4."""
     mask = torch.tensor([[1, 1, 1, 1], [1, 0, 0, 0]])
-    zeros, costs = torch.zeros(2, 4), torch.tensor([1.0, 4.0])
-    d = torch.tensor([[math.log(2)] * 4, [math.log(3), 50.0, 50.0, 50.0]])  # 50: in padding
-    a, b = 1 - math.log(2), 2 - math.log(3)  # what the KL of these tokens costs
-    table = [
-        ("sequence", None, (1 + 4) / 2, (a + b) / 2),
-        ("token", None, (1 + 1 + 1 + 1 + 4) / 5, (4 * a + b) / 5),
-        ("constant", 16, (1 + 1 + 1 + 1 + 4) / 16, (4 * a + b) / 16),
-    ]
-    for norm, denominator, policy, kl in table:
-        options = {"norm": norm, "denominator": denominator}
-        found, _ = grpo_loss(zeros, None, -costs, mask, **options)
-        assert found.item() == pytest.approx(policy)
-        found, _ = grpo_loss(zeros, None, 0 * costs, mask, beta=1.0, ref_logp=d, **options)
-        assert found.item() == pytest.approx(kl, abs=1e-5)
+    options = {"norm": norm, "denominator": denominator}
+    loss, _ = grpo_loss(torch.zeros(2, 4), None, torch.tensor([-1.0, -4.0]), mask, **options)
+    assert loss.item() == pytest.approx(expected)
 
 
 def naive_loss(tables, advantages, lengths, weights, low, high, beta, norm, denominator):
@@ -236,18 +233,6 @@ def test_any_cut_into_micro_batches_gives_the_same_gradient(labels, norm):  # D1
     found = slopes(sum(loss for loss, _ in parts), logp)
     assert (found - expected).abs().max() <= 1e-12 * expected.abs().max()
     assert mean_stats([s for _, s in parts]) == pytest.approx(mean_stats([stats]), rel=1e-9)
-
-
-def test_the_gradient_is_that_of_finite_differences():
-    random = torch.Generator().manual_seed(0)
-    logits, old, ref = (torch.randn(2, 4, 7, generator=random).double() for _ in range(3))
-
-    def loss(logits):
-        logp, mask = score(Fixed(logits), [([1, 2], [3, 4]), ([5], [6])], 0.9)
-        options = {"beta": 0.3, "ref_logp": ref[:, :2, 0]}
-        return grpo_loss(logp, old[:, :2, 0] - 2, torch.tensor([1.0, -0.5]), mask, **options)[0]
-
-    assert torch.autograd.gradcheck(loss, logits.requires_grad_())
 
 
 def test_on_policy_it_is_reinforce(gpt2):
