@@ -220,6 +220,18 @@ def test_with_the_kl_every_kept_attempt_takes_part_and_the_reference_stays(qwen,
     assert torch.equal(weights(reference), before)
 
 
+def test_loss_is_about_zero_and_yet_it_learns(qwen):
+    good = Node(1, advantage=1.0, prompt_ids=[3, 4], completion_ids=[7, 8])
+    bad = Node(1, advantage=-1.0, prompt_ids=[3, 4], completion_ids=[9, 8])
+    batch = pad_rows(rows_of([good, bad]), 0)
+    before = token_logprobs(qwen, *batch).sum(1)
+    stats = optimise(qwen, [good, bad], lr=0.05)
+    after = token_logprobs(qwen, *batch).sum(1)
+    assert abs(stats["loss"]) < 1e-6 and stats["grad_norm"] > 0
+    assert stats["ratio"] == pytest.approx(1, abs=1e-6)
+    assert after[0] > before[0] and after[1] < before[1]
+
+
 def test_old_log_probabilities_are_those_before_any_step_of_the_update(qwen):
     """Two optimizer steps: in the second the ratio has left 1, by what the first one changed."""
     kept, model = seven_nodes(), copy.deepcopy(qwen)
