@@ -41,7 +41,7 @@ def halves(xs: List[int]) -> List[int]:
 }
 MBPP = {
     "task_id": 601,
-    "text": "Write a function to double a number.",
+    "prompt": "Write a function to double a number.",  # the full set says "text"
     "code": "def helper(x):\r\n    return 2 * x\r\ndef twice(x):\r\n    return helper(x)",
     "test_list": ["assert int(twice(2)) == 4", "assert twice(-3) == -6"],
 }
@@ -92,8 +92,8 @@ def load(folder: Path, *rows: dict, **how) -> list:
 
 def test_humaneval_has_context_and_only_examples_that_the_reference_passes(tmp_path, capsys):
     [unchecked] = load(tmp_path, HUMANEVAL)
-    [problem] = load(tmp_path, HUMANEVAL, execute=run_many)
     assert unchecked.public_tests == []  # nothing has run the examples
+    [problem] = load(tmp_path, HUMANEVAL, execute=run_many)
     assert problem.public_tests == ["assert halves([2, 5]) == [1, 2]"]
     assert "assert halves([1]) == [7]" in capsys.readouterr().err
     assert problem.tests == [HUMANEVAL["test"]] and problem.entry_point == "halves"
@@ -136,7 +136,7 @@ values = st.recursive(
 SIGNS = ["=>", "==>", "->", "==", "=", "returns", "\u279e"]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=40)
 @given(st.lists(values, max_size=3), values, st.sampled_from(SIGNS))
 def test_any_constant_survives_any_notation(arguments, result, sign):
     call = f"f({', '.join(map(repr, arguments))})"
@@ -147,23 +147,18 @@ def test_any_constant_survives_any_notation(arguments, result, sign):
     assert ast.literal_eval(comparison.comparators[0]) == result
 
 
-def test_mbpp_first_test_is_public_and_the_others_are_in_no_prompt(tmp_path):  # D44
-    [problem] = load(tmp_path, MBPP, split="train", execute=run_many)
-    assert problem.id == "Mbpp/601" and problem.entry_point == "twice"  # inside int(...)
-    assert problem.public_tests == MBPP["test_list"][:1] and problem.tests == MBPP["test_list"]
-    assert MBPP["test_list"][0] in problem.prompt and "`twice`" in problem.prompt
-    assert not any(word in problem.prompt for word in ("-3", "helper"))
-    assert MBPP["text"] in problem.prompt and "\r" not in problem.reference
-
-
-def test_mbpp_plus_and_challenge_tests_count_and_stay_hidden(tmp_path):
-    row = MBPP | {"test": PLUS, "prompt": "Write twice.", "test_imports": ["import math"]}
+def test_mbpp_shows_its_first_test_and_hides_all_others(tmp_path):  # D44
+    row = MBPP | {"test": PLUS, "test_imports": ["import math"]}
     row["challenge_test_list"] = ["assert math.isclose(twice(50), 100)"]
-    del row["text"]  # the full set says text, the sanitized one prompt
     [problem] = load(tmp_path, row, execute=run_many)  # of MBPP+ all rows are asked for
-    assert len(problem.tests) == 4 and problem.public_tests == MBPP["test_list"][:1]
-    assert problem.context == "import math" and "Write twice." in problem.prompt
-    assert "assertion" not in problem.prompt and "50" not in problem.prompt
+    assert (problem.id, problem.entry_point) == ("Mbpp/601", "twice")  # inside int(...)
+    first = MBPP["test_list"][0]
+    assert len(problem.tests) == 4 and problem.public_tests == problem.tests[:1] == [first]
+    assert problem.context == "import math" and "\r" not in problem.reference
+    for shown in (first, "`twice`", MBPP["prompt"]):
+        assert shown in problem.prompt
+    for hidden in ("-3", "helper", "50", "assertion"):
+        assert hidden not in problem.prompt
     wrong = "def twice(x):\n    return 2 * x if x != 7 else 0"
     [result] = run_many([(problem, wrong)])
     assert result.tests[:3] == [True] * 3 and result.reward < 1
@@ -183,7 +178,7 @@ def test_mbpp_setup_code_runs_behind_the_answer_whose_class_it_uses(tmp_path):
 
 def test_mbpp_splits_go_by_id(tmp_path):
     edges = (1, 10, 11, 510, 511, 600, 601, 974)
-    rows = [MBPP | {"task_id": n} for n in edges]
+    rows = [MBPP | {"task_id": n, "text": "Double it.", "prompt": None} for n in edges]
 
     def ids(split: str | None) -> list[int]:
         return [int(p.id.split("/")[1]) for p in load(tmp_path, *rows, split=split)]
@@ -208,14 +203,13 @@ def test_livecodebench_stdin(tmp_path):
 
 def test_livecodebench_functional_arguments_are_json_lines(tmp_path):
     case = {"input": '["a\\nb", "c"]\n3\n{"k": null}', "output": "[1.5, true]"}
-    cases = [case | {"testtype": "functional"}]
-    row = LIVE | {"starter_code": "class Solution:", "metadata": '{"func_name": "join"}'}
-    row["public_test_cases"] = json.dumps(cases)
-    row["private_test_cases"] = packed(json.dumps(cases * 2))
+    cases = json.dumps([case | {"testtype": "functional"}])
+    row = LIVE | {"public_test_cases": cases, "private_test_cases": packed(cases)}
+    row |= {"starter_code": "class Solution:", "metadata": '{"func_name": "join"}'}
     [problem] = load(tmp_path, row)
     assert [problem] == load(tmp_path, row | {"metadata": {"func_name": "join"}})
-    assert (problem.kind, problem.entry_point, len(problem.tests)) == ("functional", "join", 3)
-    assert problem.tests[2] == [[["a\nb", "c"], 3, {"k": None}], [1.5, True]]
+    assert (problem.kind, problem.entry_point) == ("functional", "join")
+    assert problem.tests == [[[["a\nb", "c"], 3, {"k": None}], [1.5, True]]] * 2
     assert "class Solution:" in problem.prompt
     assert r"join(['a\nb', 'c'], 3, {'k': None}) == [1.5, True]" in problem.prompt
 
@@ -223,7 +217,7 @@ def test_livecodebench_functional_arguments_are_json_lines(tmp_path):
 cases = st.fixed_dictionaries({"input": st.text(), "output": st.text(), "testtype": st.just("x")})
 
 
-@settings(deadline=None)
+@settings(max_examples=30)
 @given(st.lists(cases), st.integers(0, 5))
 def test_both_encodings_of_private_tests_say_the_same(tests, protocol):  # D47
     pickled = zlib.compress(pickle.dumps(json.dumps(tests), protocol))
@@ -236,17 +230,16 @@ class Payload:
         self.canary = canary
 
     def __reduce__(self):
-        return Path.touch, (self.canary,)
+        return Path.write_text, (self.canary, "it has run")
 
 
 def test_a_pickle_that_names_code_runs_nothing_and_leaves_its_problem_out(tmp_path, capsys):  # D47
     canary = tmp_path / "canary"
     bad = LIVE | {"question_id": "evil", "private_test_cases": packed(Payload(canary))}
-    pickle.loads(pickle.dumps(Payload(canary)))
-    assert canary.exists()  # the payload works where a pickle is trusted
-    canary.unlink()
     assert [p.id for p in load(tmp_path, bad, LIVE)] == ["abc999_a"]
-    assert not canary.exists() and left_out(capsys.readouterr().err)[0][0] == "row 1 (evil)"
+    [(where, why)] = left_out(capsys.readouterr().err)
+    assert where == "row 1 (evil)" and "are a pickle that names pathlib" in why
+    assert not canary.exists()
 
 
 def test_undecodable_or_empty_tests_leave_the_problem_out(tmp_path, capsys):  # D27
@@ -257,9 +250,7 @@ def test_undecodable_or_empty_tests_leave_the_problem_out(tmp_path, capsys):  # 
         base64.b64encode(b"not zlib").decode(): "decompressing",
         packed(["a", "list"]): "not list",
         packed("[{]"): "property name",
-        packed(json.dumps(STDIN))[:60]: "incomplete",
         json.dumps([STDIN[0] | {"testtype": "functional"}]): "types",
-        json.dumps([{"input": "1"}]): "field 'testtype'",
         "[" * 100_000: "recursion",
     }
     rows = [LIVE | {"question_id": why, "private_test_cases": x} for x, why in reasons.items()]
@@ -285,12 +276,12 @@ def test_kodcode_has_no_public_tests_and_says_so(tmp_path, capsys):
     assert "def add(a, b):" in problem.prompt and "42" not in problem.prompt
 
 
-def test_kodcode_test_column_and_classes(tmp_path):
+def test_kodcode_style_complete_names_classes_and_functions_that_the_tests_use(tmp_path):
     test = "def test_stack():\n    s = Stack()\n    fill(s)\n    assert s.items == [1]\n"
-    solution = "class Stack:\n    def __init__(self):\n        self.items = []\n"
-    solution += "def unused():\n    pass\ndef fill(s):\n    s.items.append(1)"
-    row = {"question_id": "C", "style": "complete", "question": "def fill(s):\n    'Fill it.'"}
-    row |= {"solution": solution, "test_code": test, "test_info": None}
+    solution = "class Stack:\n    items = []\ndef unused():\n    pass\n"
+    solution += "def fill(s):\n    s.items.append(1)"
+    question = {"style": "complete", "question": "def fill(s):\n    'Fill it.'"}
+    row = {"question_id": "C", **question, "solution": solution, "test_code": test}
     [problem] = load(tmp_path, row, execute=run_many)
     assert problem.tests == [test] and "`Stack`, `fill`" in problem.prompt
     assert "unused" not in problem.prompt and "```python\ndef fill(s):" in problem.prompt
@@ -342,14 +333,11 @@ def test_the_hub_out_of_reach_and_wrong_names_get_one_sentence(monkeypatch):
     for how, sentence in (
         ({"source": "humaneval"}, r"cannot load humaneval from openai.*local JSON file"),
         ({"source": "mbpp", "split": "dev"}, "no split 'dev'"),
-        ({"source": "humaneval", "split": "train"}, "no split 'train'"),
-        ({"source": "mbpp", "version": "v6"}, "version v6"),
         ({"source": "livecodebench", "version": "v9"}, "unknown LiveCodeBench version 'v9'"),
         ({"source": "livecodebench", "start_date": "January"}, "'January' is no date"),
     ):
-        with pytest.raises(ValueError, match=sentence) as raised:
+        with pytest.raises(ValueError, match=f"^.*{sentence}.*$"):
             load_problems(**how)
-        assert "\n" not in str(raised.value)
 
 
 DATA = Path(__file__).parents[2] / "shared" / "data"

@@ -66,10 +66,13 @@ def naive(jobs: list) -> list[Result]:
 def test_own_rows_come_back_as_they_were_written(tmp_path, name):
     cases = [
         OWN,
+        Problem("1", "f", [[[], 1]], [], "f", "functional", timeout=4),
         Problem("two", "Add.\u2028\u00e9", [["1 2", "3"]], [], "", "stdin", timeout=2.5),
         Problem("3", "f", [[[1, [2]], {"a": 0}]], [[[0, []], {}]], "f", "functional", "hard"),
+        Problem("row 5", "p", ["assert f() == 1"]),
     ]
-    rows = [asdict(problem) for problem in cases]
+    rows = [asdict(problem) for problem in cases[:4]]
+    rows.append({"prompt": "p", "tests": ["assert f() == 1"]})  # these are enough
     text = "\ufeff" + "\n\n".join(json.dumps(each, ensure_ascii=False) for each in rows)
     if ".jsonl" not in name:
         text = json.dumps(rows, indent=1)
@@ -78,24 +81,14 @@ def test_own_rows_come_back_as_they_were_written(tmp_path, name):
     assert load_problems(tmp_path / name) == cases
 
 
-def test_a_statement_and_tests_are_enough(tmp_path):
-    path = write(tmp_path, {"prompt": "p", "tests": ["assert f() == 1"]}, row(timeout=4))
-    first, second = load_problems(path)
-    assert first == Problem("row 1", "p", ["assert f() == 1"])
-    assert second.timeout == 4
-
-
 BAD_ROWS = [
     ("{not json", "row 2", "not JSON"),
-    ("\x00\x00", "row 2", "not JSON"),
     ("[" * 200_000, "row 2", "not JSON"),
     ("[1, 2]", "row 2", "not a JSON object"),
     ('{"id": "a", }', "row 2", "column 13"),
     (row(id="b", tests=["-" * 200_000 + "1"]), "row 2 (b)", "a test is too deep for Python"),
     (row(id="b", tests=[]), "row 2 (b)", "tests is empty"),
-    (row(id="b", tests=""), "row 2 (b)", "tests is '', expected a list"),
     (row(id="b", tests="assert inc(1) == 2"), "row 2 (b)", "expected a list"),
-    (row(id="b", tests={"input": "1"}), "row 2 (b)", "expected a list"),
     (row(id="b", tests=[{"input": "1"}]), "row 2 (b)", "expected a text of Python"),
     (row(id="b", public_tests="assert inc(1)"), "row 2 (b)", "public_tests is"),
     (row(id="b", kind="essay"), "row 2 (b)", "kind is 'essay'"),
@@ -107,7 +100,6 @@ BAD_ROWS = [
     (row(id="b", kind="functional", tests=[["1", 2]]), "row 2 (b)", "[list of arguments, value]"),
     (row(id="b", kind="functional", entry_point=""), "row 2 (b)", "entry_point is ''"),
     (row(id="b", entry_point=3), "row 2 (b)", "entry_point is 3, expected text"),
-    (row(id="b", reference=["x"]), "row 2 (b)", "reference is ['x'], expected text"),
     (row(id="b", context={"a": 1}), "row 2 (b)", "context is {'a': 1}, expected text"),
     (row(id="b", timeout=-1), "row 2 (b)", "timeout is -1, expected seconds above 0"),
     (row(id="b", prompt=""), "row 2 (b)", "prompt is empty"),
@@ -135,27 +127,25 @@ def test_a_bad_byte_costs_one_row(tmp_path, capsys):
 
 
 def test_what_was_read_of_a_cut_or_damaged_gz_is_used(tmp_path, capsys):
-    text = "".join(json.dumps(row(id=str(n), prompt=f"Write {n**9}.")) + "\n" for n in range(999))
+    text = "".join(json.dumps(row(id=str(n), prompt=f"Write {n**9}.")) + "\n" for n in range(300))
     path = tmp_path / "cut.jsonl.gz"
     whole = gzip.compress(text.encode())
     path.write_bytes(whole[: len(whole) // 2])
     found = load_problems(path)
-    assert [p.id for p in found] == [str(n) for n in range(len(found))] and 300 < len(found) < 999
+    assert [p.id for p in found] == [str(n) for n in range(len(found))] and 100 < len(found) < 300
     assert "what could be read of it is used" in capsys.readouterr().err
     path.write_bytes(b"no gzip")
-    with pytest.raises(ValueError, match="gz cannot be unpacked: Not a gzipped") as raised:
+    with pytest.raises(ValueError, match="^.*gz cannot be unpacked: Not a gzipped .*$"):
         load_problems(path)
-    assert "\n" not in str(raised.value)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=30)
 @given(st.binary(max_size=200))
-def test_any_file_loads_or_gets_one_sentence(tmp_path_factory, data):
+def test_any_bytes_get_one_sentence(tmp_path_factory, data):
     path = tmp_path_factory.mktemp("any") / "rows.jsonl"
     path.write_bytes(data)
-    with pytest.raises(ValueError, match="no problem is left|rows.jsonl is empty") as raised:
+    with pytest.raises(ValueError, match="^(no problem is left .*|.*rows.jsonl is empty)$"):
         load_problems(path)
-    assert "\n" not in str(raised.value)
 
 
 def test_a_bad_request_gets_one_sentence(tmp_path, capsys):
@@ -163,24 +153,21 @@ def test_a_bad_request_gets_one_sentence(tmp_path, capsys):
     foreign, missing = write(tmp_path, {"a": 1}, name="foreign.jsonl"), tmp_path / "nowhere.jsonl"
     for source, how, sentence in (
         ("humanevil", {}, "humanevil is neither a file nor a known set"),
-        (rows, {"limit": 0}, "no problem is left of the 1 rows of .*rows.jsonl$"),
         (rows, {"split": "train"}, "no split 'train'"),
         (rows, {"version": "v6"}, "version v6 is for livecodebench"),
         (rows, {"start_date": "2025-01-01"}, "has no dates: 2025-01-01"),
         (missing, {}, "nowhere.jsonl is neither a file"),
-        (foreign, {}, "no problem is left of the 1 rows of .*foreign.jsonl$"),
-        (write(tmp_path, name="empty.jsonl"), {}, "empty.jsonl is empty$"),
-        (write(tmp_path, "[]", name="none.json"), {}, "none.json is empty$"),
+        (foreign, {}, "no problem is left of the 1 rows of .*foreign.jsonl"),
+        (write(tmp_path, name="empty.jsonl"), {}, "empty.jsonl is empty"),
+        (write(tmp_path, "[]", name="none.json"), {}, "none.json is empty"),
     ):
-        with pytest.raises((ValueError, FileNotFoundError), match=sentence) as raised:
+        with pytest.raises((ValueError, FileNotFoundError), match=f"^.*{sentence}.*$"):
             load_problems(source, **how)
-        assert "\n" not in str(raised.value)
     assert left_out(capsys.readouterr().err)[0][1].startswith("unknown field a (known: id, ")
 
 
 def test_a_sample_is_shuffled_by_its_seed_and_not_made_up_for(tmp_path):
-    rows = [row(id=str(n)) for n in range(40)]
-    path = write(tmp_path, *rows)
+    path = write(tmp_path, *[row(id=str(n)) for n in range(40)])
 
     def ids(**how):
         return [p.id for p in load_problems(path, **how)]
@@ -188,15 +175,11 @@ def test_a_sample_is_shuffled_by_its_seed_and_not_made_up_for(tmp_path):
     assert ids(limit=3) == ["0", "1", "2"]
     assert ids(seed=1) != ids(seed=2) and sorted(ids(seed=1)) == sorted(ids())
     assert ids(seed=1, limit=5) == ids(seed=1)[:5]
-    path = write(tmp_path, row(), "{broken", *rows[:5])
-    assert ids(limit=3) == ["own/1", "0"]
+    path = write(tmp_path, row(), "{broken", row(), row(id="b"))
+    assert ids(limit=3) == ["own/1", "own/1#2"]
 
 
-def test_an_id_that_comes_again_is_marked(tmp_path):
-    path = write(tmp_path, row(), row(), row(id="b"))
-    assert [p.id for p in load_problems(path)] == ["own/1", "own/1#2", "b"]
-
-
+@settings(max_examples=30)
 @given(st.lists(st.sampled_from("abc")))
 def test_distinct_marks_only_what_comes_again(ids):
     marked = [p.id for p in distinct([Problem(name, "p", []) for name in ids])]
@@ -230,15 +213,9 @@ def test_references_run_once_in_one_call_and_their_verdicts_are_kept(tmp_path, c
 
 
 @pytest.mark.parametrize("reference", [None, OWN.reference])
-def test_what_an_empty_program_passes_is_left_out(tmp_path, capsys, reference):
-    path = write(tmp_path, row(id="void", tests=["assert True"], reference=reference), row())
-    load_problems(path, execute=naive, cache=None)
-    reason = "a program that does nothing passes its tests"
-    assert left_out(capsys.readouterr().err) == [("row 1 (void)", reason)]
-
-
-@pytest.mark.parametrize("reference", [None, OWN.reference])
-def test_the_limit_of_the_judge_is_the_reason_and_is_asked_again(tmp_path, capsys, reference):
+def test_what_cannot_be_scored_is_left_out_and_what_may_change_is_asked_again(
+    tmp_path, capsys, reference
+):
     hosts = []
 
     def execute(jobs):
@@ -248,11 +225,14 @@ def test_the_limit_of_the_judge_is_the_reason_and_is_asked_again(tmp_path, capsy
                 results[i] = verdict([], "No module named 'far'", "unscorable")
         return results
 
-    path = write(tmp_path, row(), row(id="far", reference=reference))
+    void = row(id="void", tests=["assert True"], reference=reference)
+    path = write(tmp_path, void, row(), row(id="far", reference=reference))
+    reasons = [("row 1 (void)", "a program that does nothing passes its tests")]
     load_problems(path, execute=execute, cache=tmp_path)
-    assert left_out(capsys.readouterr().err) == [("row 2 (far)", "No module named 'far'")]
+    assert left_out(capsys.readouterr().err) == [*reasons, ("row 3 (far)", "No module named 'far'")]
     hosts.append("the package is installed now")
     assert len(load_problems(path, execute=execute, cache=tmp_path)) == 2
+    assert left_out(capsys.readouterr().err) == reasons
 
 
 def test_the_limit_follows_the_time_of_the_reference(tmp_path):
@@ -288,27 +268,23 @@ def test_own_public_tests_are_checked_too(tmp_path):
 def test_the_command_tells_of_kinds_rows_reasons_and_references(tmp_path):
     bad = row(id="bad", reference="def inc(x):\n    return x")
     path = write(tmp_path, row(), "{broken", row(id="b", solution="x"), bad)
-    command = [sys.executable, "-m", "support.problems", str(path)]
+    command = [sys.executable, "-m", "support.problems", path]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0 and "1 of kind assert" in done.stdout
+    assert done.returncode == 0 and done.stdout.endswith("\n1 of kind assert\n")
     assert "own/1: reference passes 1 of 1 tests, 0." in done.stdout
     assert "bad: reference passes 0 of 1 tests, 0." in done.stdout
     assert "1 problems; of 4 rows 3 left out" in done.stderr
-    for reason in (
-        "row 2: not JSON",
-        "row 3 (b): unknown field solution",
-        "row 4 (bad): its reference fails its tests (failed): Test 1 failed",
-    ):
-        assert reason in done.stderr
+    reasons = dict(left_out(done.stderr))
+    assert reasons["row 2"].startswith("not JSON")
+    assert reasons["row 3 (b)"].startswith("unknown field solution")
+    assert reasons["row 4 (bad)"].startswith("its reference fails its tests (failed): Test 1")
 
 
-def test_the_command_ends_with_one_sentence_where_no_problem_is(tmp_path, capsys):
+def test_the_command_ends_with_one_sentence_where_no_problem_is(tmp_path):
     broken, missing = write(tmp_path, "{broken", "[1]"), tmp_path / "missing.jsonl"
     for path, sentence in ((broken, "no problem is left"), (missing, "is neither a file nor")):
         with pytest.raises(SystemExit, match=f"^problems: .*{sentence}.*$"):
             main([str(path)])
-    told = capsys.readouterr().err  # each reason once
-    assert told.count("row 1: not JSON") == told.count("row 2: not a JSON object") == 1
     for wrong in ([], ["--help"], ["a", "b"]):
         with pytest.raises(SystemExit, match="^usage: python -m support.problems FILE"):
             main(wrong)
@@ -316,9 +292,8 @@ def test_the_command_ends_with_one_sentence_where_no_problem_is(tmp_path, capsys
 
 @pytest.mark.parametrize("tool, module", [("problems", "gzip"), ("page", "html")])
 def test_ctrl_c_while_it_starts_ends_in_a_line(tmp_path, tool, module):
-    (tmp_path / f"{module}.py").write_text(
-        "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n"
-    )
+    kill = "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n"
+    (tmp_path / f"{module}.py").write_text(kill)
     command = [sys.executable, ROOT / "support" / f"{tool}.py"]
     path = os.environ | {"PYTHONPATH": str(tmp_path)}
     done = subprocess.run(command, env=path, capture_output=True, text=True)
@@ -334,8 +309,7 @@ def test_the_examples_are_ten_problems_of_three_kinds():
 
 
 def test_of_many_rows_that_are_left_out_some_are_shown_and_the_rest_counted(tmp_path, capsys):
-    good = json.dumps({"prompt": "p", "tests": ["assert f() == 1"]})
-    (tmp_path / "mine.jsonl").write_text("\n".join(["{"] * 53 + [good]))
-    assert len(load_problems(tmp_path / "mine.jsonl")) == 1
+    path = write(tmp_path, *["{"] * 53, row())
+    assert len(load_problems(path)) == 1
     said = capsys.readouterr().err
     assert said.count("not JSON") == 50 and "left out: 3 more rows, not shown" in said

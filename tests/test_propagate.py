@@ -59,25 +59,23 @@ def rebuilt(node, change):
     return Node(change(node), node.turn, [rebuilt(child, change) for child in node.children])
 
 
-def worked_example():
-    a = Node(0.5, 1, [Node(r, 2) for r in (0.5, 0.0, 0.5)])
-    b = Node(0.0, 1, [Node(r, 2) for r in (1.0, 0.0, 0.0)])
-    return Node(None, 0, [a, b, Node(1.0, 1)])
-
-
 # The credit rules
 
 
-def test_the_worked_example():
-    root = worked_example()  # a failed; b failed, and one of its children passes; c passes
-    propagate(root, "mars")
-    assert [node.credit for node in root.children] == [0.5, 1.0, 1.0]
-    propagate(root, "mers", turns=2, gamma=0.9)
-    a = (0.5 + 0.9 * (0.5 + 0.0 + 0.5) / 3) / 2  # 0.4
-    b = (0.0 + 0.9 * (1.0 + 0.0 + 0.0) / 3) / 2  # 0.15
-    assert [node.credit for node in root.children] == pytest.approx([a, b, 1.0], abs=1e-12)
-    propagate(root, "none")
-    assert [node.credit for node in root.children] == [0.5, 0.0, 1.0]
+def test_the_example_of_the_file_is_the_worked_one(capsys):
+    runpy.run_path(module.__file__, run_name="__main__")
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    # Attempt, turn, reward; then credit and advantage by GRPO, MERS and MARS. a has failed with 0.5
+    # and its children with 0.5, 0 and 0.5. b has failed with 0, and one of its children passes.
+    # MERS, gamma 0.9: a (0.5 + 0.9 * 1 / 3) / 2 = 0.4; b (0 + 0.9 * 1 / 3) / 2 = 0.15
+    assert "a 1 0.50 0.5 +0.00 0.4 -0.33 0.5 -1.41" in lines
+    assert "b 1 0.00 0 -1.22 0.15 -1.03 1 +0.71" in lines
+    assert "c 1 1.00 1 +1.22 1 +1.35 1 +0.71" in lines
+    assert "b1 2 1.00 1 +1.41 1 +1.41 1 +1.41" in lines
+    # Two groups: b's children differ most; turn 1 ties with a's children and is earlier.
+    assert "InterP: a b c | b1 b2 b3" in lines
+    # Two of each group, by MARS: rewards alone would keep b and c.
+    assert "IntraP: a b | a1 a2 | b1 b2" in lines
 
 
 def test_mars_runs_bottom_up_on_credits_and_can_be_repeated():  # D25
@@ -108,9 +106,6 @@ def test_mars_is_the_largest_reward_in_the_subtree(tree):
     for node in everything(tree):
         below = [n.reward for n in everything(node)]
         assert node.credit == mars(node) == max(below) >= node.reward
-    again = rebuilt(tree, lambda node: node.credit)
-    propagate(again, "mars")  # of its own result it makes the same
-    assert [n.credit for n in everything(again)] == [n.credit for n in everything(tree)]
 
 
 def exact_mers(node, turns, gamma):
@@ -171,10 +166,9 @@ def test_one_turn_is_grpo_under_every_rule(group, gamma):
     "bad, said",
     [
         (lambda: propagate(Node(0.0), "max"), "unknown credit rule 'max': use one of mars, mers"),
-        (lambda: propagate(worked_example(), "mers", gamma=0.9), "needs turns"),
+        (lambda: propagate(Node(0.0), "mers", gamma=0.9), "needs turns"),
         (lambda: mers(Node(0.0), 2, 1.5), r"gamma must lie in \[0, 1\], not 1.5"),
-        (lambda: mers(Node(0.0), 2, float("nan")), "gamma must lie"),
-        (lambda: mers(worked_example().children[0], 1, 0.9), "turn 1 has children, but turns is 1"),
+        (lambda: mers(Node(0.0, 1, [Node(0.0, 2)]), 1, 0.9), "turn 1 has children, but turns is 1"),
         (lambda: mers(Node(0.0), 0, 0.9), "turns"),
         (lambda: propagate(Node(None, 1)), "turn 1 has reward None"),
         (lambda: mars(Node(float("nan"), 2)), "turn 2 has reward nan"),
@@ -182,7 +176,6 @@ def test_one_turn_is_grpo_under_every_rule(group, gamma):
         (lambda: group_advantages([[0.0, 1.0]]), "flat list"),
         (lambda: group_advantages([0.0, 1.0], ddof=2), "ddof is 0"),
         (lambda: inter_prune([credited(0, 1)], 0), "whole number of at least 1, not 0"),
-        (lambda: intra_prune(credited(0, 1), -1), "whole number of at least 1, not -1"),
         (lambda: intra_prune(credited(0, 1), 1.5), "whole number of at least 1, not 1.5"),
     ],
 )
@@ -212,14 +205,6 @@ def test_equal_credits_give_exactly_zero():  # D08
     assert group_advantages([0, 1e-6], eps=0) == pytest.approx([-1, 1])  # small, but no rounding
 
 
-def test_groups_are_siblings_only():  # D09, D10
-    tree = Node(None, 0, [Node(0, 1, [Node(1, 2)] * 2), Node(0, 1, [Node(0, 2)] * 2)])
-    propagate(tree, "none")
-    for parent in tree.children:
-        assert group_advantages([child.credit for child in parent.children]) == [0, 0]
-    assert group_advantages([1, 1, 1, 1]) + group_advantages([0, 0, 0, 0]) == [0] * 8
-
-
 @given(st.lists(rewards, min_size=2, max_size=9), st.sampled_from([0, 1]), st.booleans())
 def test_advantages_against_the_standard_library(credits, ddof, scale):
     found = group_advantages(credits, scale=scale, ddof=ddof)
@@ -231,8 +216,6 @@ def test_advantages_against_the_standard_library(credits, ddof, scale):
     mean = statistics.fmean(credits)
     assert found == pytest.approx([(c - mean) / divisor for c in credits], abs=1e-9)
     assert sum(found) == pytest.approx(0, abs=1e-8)
-    backwards = group_advantages(credits[::-1], scale=scale, ddof=ddof)
-    assert backwards == pytest.approx(found[::-1], abs=1e-9)
 
 
 # Pruning
@@ -244,30 +227,25 @@ def test_inter_prune_by_hand():
     assert inter_prune([narrow, flat, wide], 2) == [narrow, wide]  # in the order given
     assert inter_prune([flat, wide, narrow], 9) == [wide, narrow]  # without spread: dropped
     assert inter_prune([flat, wide], None) == [flat, wide]
-    assert inter_prune([flat, credited(1.0)], 1) == [] and inter_prune([], 1) == []
-
-
-def test_inter_prune_ties_go_to_the_earlier_turn_then_the_earlier_group():
-    first, second = credited(1, 1, 0), credited(0, 1, 0)  # the std is the same for all
-    late = credited(0, 0, 1, turn=2)
+    # Ties go to the earlier turn, then to the earlier group.
+    first, second, late = credited(1, 1, 0), credited(0, 1, 0), credited(0, 0, 1, turn=2)
     assert inter_prune([late, first, second], 1) == [first]
     assert inter_prune([late, second, first], 2) == [second, first]
-    assert inter_prune([late, first, second], 3) == [late, first, second]
     earlier, later = credited(0.9, 0.9, 0.3), credited(0.3, 0.3, 0.9)  # equal but for rounding
     assert inter_prune([earlier, later], 1) == [earlier]
 
 
-grid = st.integers(0, 4).map(lambda quarters: quarters / 4)
+grid = st.integers(0, 12).map(lambda twelfths: Fraction(twelfths, 12))
 shapes = st.lists(st.tuples(st.integers(1, 3), st.lists(grid, min_size=1, max_size=4)), max_size=6)
 
 
 @given(shapes, st.integers(1, 7))
 def test_inter_prune_against_exact_arithmetic(shape, budget):
-    groups = [credited(*credits, turn=turn) for turn, credits in shape]
+    groups = [credited(*map(float, credits), turn=turn) for turn, credits in shape]
     rank = []
     for i, (turn, credits) in enumerate(shape):
         if len(set(credits)) > 1:
-            rank.append((-statistics.pvariance(map(Fraction, credits)), turn, i))
+            rank.append((-statistics.pvariance(credits), turn, i))
     expected = sorted(i for _, _, i in sorted(rank)[:budget])
     assert inter_prune(groups, budget) == [groups[i] for i in expected]
 
@@ -275,52 +253,18 @@ def test_inter_prune_against_exact_arithmetic(shape, budget):
 def test_intra_prune_by_hand():
     assert kept_credits(credited(0.5, 1, 0, 0.5), 2) == [1, 0]  # the variance is the largest
     assert kept_credits(credited(0.5, 1, 0, 0.4, 0.9), 3) == [1, 0, 0.9]
-    for budget in (None, 3):
-        assert kept_credits(credited(0.2, 0.9, 0.4), budget) == [0.2, 0.9, 0.4]
+    assert kept_credits(credited(0.2, 0.9, 0.4), None) == [0.2, 0.9, 0.4]
     group = credited(0, 1, 1, 0)  # two of one and one of the other: the earliest that do
     assert [group.index(node) for node in intra_prune(group, 3)] == [0, 1, 2]
     for low, high in ((0.3, 0.9), (0.9, 0.3)):  # floats round the two variances differently
         assert kept_credits(credited(low, high, low, high), 3) == [low, high, low]
-    assert intra_prune([], 2) == [] and kept_credits(credited(0.5, 0, 1), 1) == [0.5]
+    assert kept_credits(credited(0.5, 0, 1), 1) == [0.5]
 
 
-@given(st.lists(grid, min_size=1, max_size=7), st.integers(1, 7))
+@given(st.lists(grid, min_size=1, max_size=7), st.integers(1, 8))
 def test_intra_prune_is_the_best_of_all_subsets(credits, budget):
-    group = credited(*credits)
+    group = credited(*map(float, credits))
     subsets = combinations(range(len(group)), min(budget, len(group)))
-    exact = [Fraction(credit) for credit in credits]
-    best = min(subsets, key=lambda at: (-statistics.pvariance([exact[i] for i in at]), at))
+    best = min(subsets, key=lambda at: (-statistics.pvariance([credits[i] for i in at]), at))
     assert [group.index(node) for node in intra_prune(group, budget)] == list(best)
-
-
-@given(st.lists(rewards, min_size=2, max_size=8), st.integers(1, 8))
-def test_intra_prune_keeps_the_largest_variance_of_any_floats(credits, budget):
-    kept = kept_credits(credited(*credits), budget)
-    size = min(budget, len(credits))
-    assert len(kept) == size
-    best = max(statistics.pvariance(subset) for subset in combinations(credits, size))
-    assert statistics.pvariance(kept) >= best - 1e-11
-
-
-def test_pruning_reads_credit_and_changes_nothing():
-    root = worked_example()
-    propagate(root)
-    before = [(n.reward, n.credit) for n in everything(root)]
-    groups = [root.children, *(child.children for child in root.children[:2])]
-    # b's children differ most; turn 1 ties with a's children and is earlier
-    assert inter_prune(groups, 2) == [groups[0], groups[2]]
-    # reward alone would keep b and c
-    assert intra_prune(root.children, 2) == root.children[:2]
-    assert [(n.reward, n.credit) for n in everything(root)] == before
-
-
-def test_the_example_of_the_file_is_the_worked_one(capsys):
-    runpy.run_path(module.__file__, run_name="__main__")
-    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
-    # attempt, turn, reward; then credit and advantage by GRPO, MERS and MARS
-    assert "a 1 0.50 0.5 +0.00 0.4 -0.33 0.5 -1.41" in lines
-    assert "b 1 0.00 0 -1.22 0.15 -1.03 1 +0.71" in lines
-    assert "c 1 1.00 1 +1.22 1 +1.35 1 +0.71" in lines
-    assert "b1 2 1.00 1 +1.41 1 +1.41 1 +1.41" in lines
-    assert "InterP: a b c | b1 b2 b3" in lines
-    assert "IntraP: a b | a1 a2 | b1 b2" in lines
+    assert [node.credit for node in group] == [float(credit) for credit in credits]

@@ -20,25 +20,17 @@ SIZES |= {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 CPU = torch.device("cpu")
 
 
-@pytest.fixture
-def gemma():
-    """Its first layer sees the last 8 tokens only: less than a prompt."""
-    layers = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8}
-    torch.manual_seed(0)
-    config = transformers.Gemma3TextConfig(**SIZES, **layers, head_dim=8)
-    return transformers.Gemma3ForCausalLM(config).eval()
-
-
-@pytest.fixture
-def lfm2():
-    """Its first layer keeps a state that is no key and no value."""
-    torch.manual_seed(0)
-    config = transformers.Lfm2Config(**SIZES, layer_types=["conv", "full_attention"])
-    return transformers.Lfm2ForCausalLM(config).eval()
-
-
 @pytest.fixture(params=["gpt2", "qwen", "gemma", "lfm2"])
 def model(request):
+    """Gemma's first layer sees 8 tokens; that of Lfm2 keeps a state that is no key and no value."""
+    torch.manual_seed(0)
+    if request.param == "gemma":
+        layers = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8}
+        config = transformers.Gemma3TextConfig(**SIZES, **layers, head_dim=8)
+        return transformers.Gemma3ForCausalLM(config).eval()
+    if request.param == "lfm2":
+        config = transformers.Lfm2Config(**SIZES, layer_types=["conv", "full_attention"])
+        return transformers.Lfm2ForCausalLM(config).eval()
     return request.getfixturevalue(request.param)
 
 
@@ -121,24 +113,21 @@ def test_a_prompt_that_could_exceed_the_context_gets_none_and_is_never_cut(gpt2,
         assert [answer.prompt_ids for answer in pair] == [encode(tokenizer, prompt)] * 2
 
 
-def test_the_checkpoints_own_settings_are_not_used(qwen, tokenizer):
+def test_the_checkpoints_own_settings_are_not_used_and_a_seed_repeats_a_run(qwen, tokenizer):
     torch.manual_seed(0)
     (expected,) = sampler(qwen, tokenizer)([chat("hello")], 64)
     assert len({tuple(answer.completion_ids) for answer in expected}) > 30  # 1 with top_k=1
 
     own = GenerationConfig(top_k=1, top_p=0.1, min_p=0.9, repetition_penalty=9.0, eos_token_id=2)
     own.update(num_beams=3, bad_words_ids=[[5]], min_new_tokens=6, suppress_tokens=[6])
-    own.update(no_repeat_ngram_size=1, forced_eos_token_id=9, sequence_bias={(7,): 99.0})
-    own.update(max_length=3)
+    own.update(no_repeat_ngram_size=1, sequence_bias={(7,): 99.0}, max_length=3)
     qwen.generation_config = own
     torch.manual_seed(0)
-    (answers,) = sampler(qwen, tokenizer)([chat("hello")], 64)
-    assert answers == expected
+    assert sampler(qwen, tokenizer)([chat("hello")], 64) == [expected]
     assert qwen.generation_config is own and own.top_k == 1  # left as they were
 
 
-@pytest.mark.parametrize("size", [2, 32])
-def test_the_sampled_distribution_is_the_scored_one(model, tokenizer, monkeypatch, size):  # D04
+def test_the_sampled_distribution_is_the_scored_one(model, tokenizer, monkeypatch):  # D04
     """A token is drawn from what grpo.py scores it with, for each row alone, without padding."""
     outputs = []
     real = ends_often(model).generate
@@ -148,10 +137,10 @@ def test_the_sampled_distribution_is_the_scored_one(model, tokenizer, monkeypatc
         outputs.append(real(generation_config=generation_config, **given))
         return outputs[-1].sequences
 
-    monkeypatch.setattr(S, "SLICE", size)
+    monkeypatch.setattr(S, "SLICE", 2)
     monkeypatch.setattr(model, "generate", generate)
     torch.manual_seed(3)
-    sampler(model, tokenizer, temperature=0.7)([chat("hello"), chat("a longer prompt")], 6)
+    sampler(model, tokenizer, temperature=0.7)([chat("hello"), chat("a longer prompt")], 4)
 
     checked = 0
     for output in outputs:
@@ -167,7 +156,7 @@ def test_the_sampled_distribution_is_the_scored_one(model, tokenizer, monkeypatc
                 drawn_from = output.scores[step][row].log_softmax(-1)
                 torch.testing.assert_close(drawn_from, expected, atol=1e-4, rtol=0)
                 checked += 1
-    assert checked > 20
+    assert checked > 10
 
 
 @pytest.mark.parametrize(
@@ -177,7 +166,7 @@ def test_each_row_is_that_of_plain_generate(model, tokenizer, monkeypatch, size,
     """Batches, left padding, shared prompts, rows that leave and dropout change no token."""
     monkeypatch.setattr(S, "SLICE", size)
     ends_often(model, 2.0)
-    prompts = [chat("a"), chat("bbb b and a longer one " * 3), chat("cc"), chat("a")]
+    prompts = [chat("a"), chat("bbb b and a longer one " * 2), chat("cc"), chat("a")]
     encoded = [encode(tokenizer, prompt) for prompt in prompts]
     expected = [alone(model, ids, 9) for ids in encoded]
     shapes = []
@@ -205,15 +194,6 @@ def test_a_prompt_is_read_once_and_rows_that_ended_leave(qwen, tokenizer, monkey
     assert len(set(rows)) > 2 and sum(read) < len(answers[0].prompt_ids) + 8 * 12
 
 
-def test_a_seed_repeats_a_run(qwen, tokenizer, monkeypatch):
-    monkeypatch.setattr(S, "SLICE", 4)
-    sample, runs = sampler(ends_often(qwen, 1.0), tokenizer), []
-    for seed in (1, 1, 2):
-        torch.manual_seed(seed)
-        runs.append(sample([chat("a"), chat("bbb b")], 3))
-    assert runs[0] == runs[1] != runs[2]
-
-
 def test_a_batch_that_does_not_fit_is_halved_counted_and_said(qwen, tokenizer, monkeypatch):
     tried, largest = [], 3
 
@@ -223,17 +203,16 @@ def test_a_batch_that_does_not_fit_is_halved_counted_and_said(qwen, tokenizer, m
             raise torch.OutOfMemoryError("no room")
 
     watch(monkeypatch, qwen, refuse)
-    sample = sampler(qwen, tokenizer)
+    sample = sampler(qwen, tokenizer, max_new_tokens=2)
     with pytest.warns(UserWarning) as said:
         (answers,) = sample([chat("hello")], 10)
-    row = len(encode(tokenizer, chat("hello"))) + 6
+    row = len(encode(tokenizer, chat("hello"))) + 2
     assert str(said[-1].message).endswith(f"a batch holds at most {10 * row // 4} tokens")
-    assert tried == [10, 5, 2, 2, 2, 2, 2] and sample.halved == 2  # 10 rows as 2 + 2 + 2 + 2 + 2
+    assert tried == [10, 5, 2, 2, 2, 2, 2] and sample.halved == 2
     assert all(answer.completion_ids for answer in answers)
 
-    tried.clear()
     sample([chat("hello")], 10)
-    assert max(tried) == 2  # it does not try again what did not fit
+    assert tried[7:] == [2] * 5  # it does not try again what did not fit
     largest = 0
     with pytest.raises(torch.OutOfMemoryError), pytest.warns(UserWarning):
         sample([chat("hello")], 10)  # nothing is left to halve
@@ -249,6 +228,7 @@ def test_logits_that_are_no_numbers_are_refused_and_the_model_is_as_before(qwen,
 
 
 def answer_of(model, tokenizer, monkeypatch, tail):
+    """What becomes of it if `generate` gives this tail."""
     new = torch.tensor([tail])
     monkeypatch.setattr(model, "generate", lambda input_ids, **_: torch.cat([input_ids, new], 1))
     return sampler(model, tokenizer, max_new_tokens=len(tail))([chat("q")], 1)[0][0]
@@ -275,14 +255,12 @@ def test_end_token_and_padding(qwen, tokenizer, monkeypatch, pad, tail, kept, tr
     assert answer.text == tokenizer.decode([token for token in tail if token not in (0, 2, 77)])
 
 
-def test_ids_are_kept_as_sampled_where_the_text_has_other_ones(qwen, tokenizer, monkeypatch):
+def test_ids_and_text_are_kept_as_sampled(qwen, tokenizer, monkeypatch):  # D02
     letters = tokenizer.convert_tokens_to_ids(list("hello"))
     assert len(tokenizer("hello", add_special_tokens=False)["input_ids"]) < 5
     answer = answer_of(qwen, tokenizer, monkeypatch, [*letters, 2])
     assert answer.completion_ids == [*letters, 2] and answer.text == "hello"
 
-
-def test_special_thinking_tags_and_spaces_stay_in_the_text(qwen, tokenizer, monkeypatch):
     tokenizer.add_tokens([AddedToken("</think>", special=True)])
     tokenizer.clean_up_tokenization_spaces = True
     tail = tokenizer("x , y</think>z .</s>", add_special_tokens=False)["input_ids"]
@@ -291,9 +269,8 @@ def test_special_thinking_tags_and_spaces_stay_in_the_text(qwen, tokenizer, monk
 
 def test_devices():
     assert pick_device("cpu") == CPU and pick_device().type in ("cpu", "cuda", "mps")
-    with pytest.raises(ValueError, match="device 'cuda:99' cannot be used") as refused:
+    with pytest.raises(ValueError, match=r"^device 'cuda:99' cannot be used on this machine: .+$"):
         pick_device("cuda:99")
-    assert "\n" not in str(refused.value)
     with pytest.raises(ValueError, match="must be auto, cpu, mps, cuda or cuda:0, not 'gpu'"):
         pick_device("gpu")
     with autocast(CPU):
@@ -310,18 +287,15 @@ def test_load_model_says_in_a_sentence_what_is_wrong(tmp_path, tokenizer, qwen, 
     with pytest.raises(ValueError, match="'./runs': it is a run that has not ended: --resume it"):
         load_model("./runs", CPU)
 
+    tokenizer.chat_template = None
     tokenizer.save_pretrained("model")
-    for name, content in [("config.json", "{"), ("model.safetensors", "{")]:
-        qwen.save_pretrained("model")
-        (tmp_path / "model" / name).write_text(content)
-        with pytest.raises(ValueError, match="cannot load a model from './model'") as refused:
-            load_model("./model", CPU)
-        assert "\n" not in str(refused.value)
-
     qwen.save_pretrained("model")
-    (tmp_path / "model" / "chat_template.jinja").unlink()
     with pytest.raises(ValueError, match="has no chat template"):
         load_model("./model", CPU)
+    for name in ("model.safetensors", "config.json"):
+        Path("model", name).write_text("{")
+        with pytest.raises(ValueError, match=r"cannot load a model from './model' \(.+\)$"):
+            load_model("./model", CPU)
 
 
 def test_load_model_warns_of_a_turn_end_that_ends_nothing(tmp_path, tokenizer, qwen):
