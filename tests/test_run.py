@@ -3,39 +3,30 @@
 import json
 import multiprocessing
 import os
-import resource
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 import torch
+from matplotlib.figure import Figure
 
 import executor
 import murphy
 from murphy import Config
-from support import run, state, toy
+from support import run, state
 from tree import Completion
 
-ROOT = Path(murphy.__file__).parent
 FORKS = multiprocessing.get_context("forkserver")  # torch is imported once for all processes
 FORKS.set_forkserver_preload(["murphy"])
-torch.set_num_threads(1)  # in all processes alike: threads change the order of float sums
 
 
-@pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    return str(toy.base_model("cutoff", 0, tmp_path_factory.mktemp("bases"), steps=100, batch=16))
-
-
-@pytest.fixture(autouse=True, scope="module")
-def unchecked():
-    """Whether the executor judges rightly is its own tests' matter; here it saves seconds."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(executor, "self_check", lambda: None)
-        yield
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """The judge's check of itself and the picture are slow, and have tests of their own."""
+    monkeypatch.setattr(executor, "self_check", lambda: None)
+    monkeypatch.setattr(Figure, "savefig", lambda *_: None)
 
 
 def settings(base, folder, **more):
@@ -49,7 +40,7 @@ def settings(base, folder, **more):
 
 @pytest.fixture
 def small(base, tmp_path):
-    return lambda name, **more: settings(base, tmp_path / name, **more)
+    return lambda **more: settings(base, tmp_path / "run", **more)
 
 
 @pytest.fixture(scope="module")
@@ -60,8 +51,7 @@ def straight(base, tmp_path_factory):
 
 def left(folder):
     """All that a run left, but for its seconds and the settings, which name its folder."""
-    folder = Path(folder)
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    lines = lines_of(folder / "metrics.jsonl")
     assert sum(line["optimizer_steps"] for line in lines) > 2
     for line in lines:
         for phase in ("sampling", "executing", "updating"):
@@ -70,121 +60,102 @@ def left(folder):
     return lines, *((folder / name).read_bytes() for name in names)
 
 
+def lines_of(log):
+    return [json.loads(line) for line in log.read_text().splitlines()]
+
+
 def saved_step(folder):
-    found = run.load(Path(folder))
+    found = run.load(folder)
     return found["step"] if found else None
 
 
-def train_in_one_thread(config):
-    torch.set_num_threads(1)
+def train_and_signal(config, signals):
+    torch.set_num_threads(1)  # as here: threads change the order of float sums
+    report = murphy.report
+
+    def signalled(state, *rest):
+        report(state, *rest)
+        if state.step == 2:
+            for number in signals:
+                os.kill(os.getpid(), number)
+
+    murphy.report = signalled
     murphy.train(config)
 
 
-def test_four_steps_are_two_then_kill_9_then_two_bit_for_bit(small, straight):
-    broken = small("broken")
-    victim = FORKS.Process(target=train_in_one_thread, args=(broken,), daemon=True)
-    victim.start()
-    log = Path(broken.output) / "metrics.jsonl"
-    while not (saved_step(broken.output) == 2 and log.read_text().count("\n") > 2):
-        assert victim.is_alive()  # it makes a line that will have to be made again
-        time.sleep(0.01)
-    victim.kill()
-    victim.join()
-    assert victim.exitcode == -signal.SIGKILL
-    murphy.train(small("broken", resume=True))
-    assert left(broken.output) == straight
+def ended_by(config, *signals):
+    """The exit code of a process that got these signals when its third step was logged."""
+    process = FORKS.Process(target=train_and_signal, args=(config, signals), daemon=True)
+    process.start()
+    process.join(300)
+    return process.exitcode
 
 
+# A kill, and signals
+
+
+def test_four_steps_are_two_then_kill_9_then_two_bit_for_bit(small, straight, tmp_path):
+    assert ended_by(small(), signal.SIGKILL) == -signal.SIGKILL
+    assert saved_step(tmp_path / "run") == 2  # the third step will have to be made again
+    assert left(murphy.train(small(resume=True))) == straight
+
+
+def test_a_second_signal_ends_the_program_at_once(small, tmp_path):
+    assert ended_by(small(save_every=0), signal.SIGTERM, signal.SIGINT) == 130
+    assert saved_step(tmp_path / "run") == 2  # after one signal it would be 3
+
+
+# When a signal comes: before which call of what; which one; how many steps are made in the end.
 MOMENTS = [
-    ("build_trees", 3, signal.SIGINT, 2),
-    ("choose", 3, signal.SIGTERM, 3),
-    ("attempts", 2, signal.SIGTERM, 2),
+    (murphy, "build_trees", 3, signal.SIGINT, 2),
+    (murphy, "choose", 3, signal.SIGTERM, 3),
+    (murphy, "attempts", 2, signal.SIGTERM, 2),
+    (state, "save", 3, signal.SIGTERM, 4),  # the last one: nothing is missing, the status tells
 ]
 
 
-@pytest.mark.parametrize("moment, call, number, at", MOMENTS)
+@pytest.mark.parametrize("module, name, call, number, at", MOMENTS)
 def test_a_signal_leaves_sampling_and_evaluation_but_finishes_an_update(
-    small, straight, monkeypatch, capsys, moment, call, number, at
+    small, straight, tmp_path, monkeypatch, capsys, module, name, call, number, at
 ):
-    real, calls, before = getattr(murphy, moment), [], signal.getsignal(number)
+    real, calls, before = getattr(module, name), [], signal.getsignal(number)
 
     def signalled(*arguments, **named):
         calls.append(1)
         if len(calls) == call:
-            if moment != "choose":
+            if name in ("build_trees", "attempts"):
                 torch.rand(3)  # drawn for what is then left: it must not be missing afterwards
             os.kill(os.getpid(), number)
         return real(*arguments, **named)
 
-    monkeypatch.setattr(murphy, moment, signalled)
+    monkeypatch.setattr(module, name, signalled)
     with pytest.raises(SystemExit) as stopped:
-        murphy.train(small("run", save_every=0))
-    monkeypatch.setattr(murphy, moment, real)
+        murphy.train(small(save_every=0))
     assert stopped.value.code == 128 + number
     assert signal.getsignal(number) is before
     said = capsys.readouterr().out
     assert f"stopped after {at} of 4 steps" in said
-    assert f"--output {small('run').output} --resume" in said
-    assert saved_step(small("run").output) == at
-    murphy.train(small("run", save_every=0, resume=True))
-    assert left(small("run").output) == straight
+    assert f"--output {tmp_path / 'run'} --resume" in said
+    assert saved_step(tmp_path / "run") == at
+    assert left(murphy.train(small(save_every=0, resume=True))) == straight
 
 
-def test_a_signal_in_the_last_save_gives_its_exit_code(small, monkeypatch):
-    real = run.save
-
-    def signalled(folder, content):
-        real(folder, content)
-        if content["step"] == 1:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    monkeypatch.setattr(state, "save", signalled)
-    with pytest.raises(SystemExit) as stopped:
-        murphy.train(small("run", steps=1, eval_every=0))
-    assert stopped.value.code == 143
-    assert (Path(small("run").output) / "model.safetensors").exists()  # and nothing is missing
-
-
-def processes_below(pid):
-    tasks = Path(f"/proc/{pid}/task").iterdir()
-    children = [int(c) for task in tasks for c in (task / "children").read_text().split()]
-    return children + [below for child in children for below in processes_below(child)]
-
-
-def test_a_second_signal_leaves_at_once_and_takes_the_workers_along(base, tmp_path):
-    arguments = ["--model", base, "--problems", "cutoff", "--max-new-tokens", "16"]
-    process = subprocess.Popen(
-        [sys.executable, str(ROOT / "murphy.py"), *arguments, "--output", "run"],
-        cwd=tmp_path,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        stderr=subprocess.PIPE,
-    )
-    metrics = tmp_path / "run" / "metrics.jsonl"
-    while not (metrics.exists() and metrics.read_text()):
-        assert process.poll() is None
-        time.sleep(0.02)
-    below = processes_below(process.pid)
-    assert below
-    process.send_signal(signal.SIGTERM)
-    process.send_signal(signal.SIGINT)
-    assert b"Traceback" not in process.communicate(timeout=100)[1]
-    assert process.returncode in (130, 143)
-    deadline = time.monotonic() + 60
-    while any(Path(f"/proc/{pid}").exists() for pid in below):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
-def test_of_two_signals_the_second_is_not_left_to_the_loop():
-    with run.Signals() as signals:
-        assert signals.interruptible(lambda: 5) == 5
-        os.kill(os.getpid(), signal.SIGINT)  # outside of `interruptible`: the step goes on
-        with pytest.raises(KeyboardInterrupt):
-            signals.interruptible(lambda: 1 / 0)  # and nothing new is begun
-        with pytest.raises(SystemExit) as left_at:
-            os.kill(os.getpid(), signal.SIGTERM)
-            time.sleep(10)
-    assert left_at.value.code == 143
+@pytest.mark.parametrize(
+    "program, code, line",
+    [
+        ("murphy.py", 130, "\nmurphy.py: stopped\n"),
+        ("evaluate.py", 130, "\nevaluate.py: stopped; the same command goes on\n"),
+        ("support/compare.py", 1, "\ncompare: stopped\n"),
+        ("support/metrics.py", 1, "\nmetrics: stopped\n"),
+    ],
+)
+def test_ctrl_c_while_a_program_starts_ends_in_a_line(program, code, line, tmp_path):
+    for library in ("numpy.py", "torch.py"):  # one of them is imported first
+        (tmp_path / library).write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    command = [sys.executable, Path(murphy.__file__).parent / program]
+    path = os.environ | {"PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(command, env=path, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (code, line)
 
 
 # Checkpoints
@@ -216,93 +187,72 @@ def test_a_checkpoint_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatc
     assert order == ["flush", "flush", "rename", "flush"]  # log, checkpoint, its name, the folder
 
 
-@pytest.mark.parametrize("content", [b"", b"no checkpoint", "a torch file of something else"])
-def test_what_is_no_checkpoint_is_refused_in_a_sentence(tmp_path, content):
-    if isinstance(content, str):
-        torch.save([content], tmp_path / "checkpoint.pt")
-    else:
-        (tmp_path / "checkpoint.pt").write_bytes(content)
-    with pytest.raises(ValueError, match=r"checkpoint.pt cannot be read as a checkpoint .*anew"):
-        run.load(tmp_path)
+def test_what_is_no_checkpoint_is_refused_in_a_sentence(tmp_path):
+    file = tmp_path / "checkpoint.pt"
+    torch.save(["something else"], file)
+    for content in (file.read_bytes(), b"no checkpoint", b""):
+        file.write_bytes(content)
+        with pytest.raises(ValueError, match="checkpoint.pt cannot be read as a .* anew in"):
+            run.load(tmp_path)
 
 
-@pytest.fixture
-def full_disk():
-    """A limit on the size of files stands for it: the same writes fail, in the same libraries."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
-def test_a_full_disk_is_one_sentence_and_the_old_checkpoint_stays(tmp_path, full_disk):
+def test_a_full_disk_is_one_sentence_and_the_old_checkpoint_stays(tmp_path, monkeypatch):
     run.save(tmp_path, {"step": 2})
-    with pytest.raises(OSError, match=r"could not be written .* make room, then --resume"):
-        run.save(tmp_path, {"step": 3, "model": torch.zeros(50_000)})
+    (tmp_path / "checkpoint.new").symlink_to("/dev/full")
+    large = {"step": 3, "model": torch.zeros(50_000)}
+    monkeypatch.setattr(murphy, "train", lambda config: run.save(tmp_path, large))
+    sentence = r"^murphy.py: the checkpoint .* could not be written .* make room, then --resume$"
+    with pytest.raises(SystemExit, match=sentence):
+        murphy.main([])
     assert saved_step(tmp_path) == 2
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint.pt"]
-
-
-def test_a_disk_that_is_full_for_a_log_is_one_sentence_too(monkeypatch):
-    def full(config):
-        with open("/dev/full", "w") as log:
-            log.write("a line")
-
-    monkeypatch.setattr(murphy, "train", full)
-    monkeypatch.setattr(sys, "argv", ["murphy.py"])
-    with pytest.raises(SystemExit, match=r"^murphy.py: .*No space left on device$"):
-        murphy.main()
 
 
 # Resume
 
 
-def test_a_run_goes_on_only_as_it_was_begun(small, monkeypatch, capsys):
-    folder = murphy.train(small("run", steps=2, eval_every=0, save_every=1))
-    with pytest.raises(ValueError) as refused:
-        changed = {"group_size": 4, "eval_every": 7, "save_every": 9, "resume": True}
-        murphy.train(small("run", steps=2, **changed))
-    assert "--group-size was 3, is 4" in str(refused.value)
-    assert "every" not in str(refused.value) and "--seed" not in str(refused.value)
-    with pytest.raises(ValueError, match="--steps 1: the run has made 2 already"):
-        murphy.train(small("run", steps=1, resume=True))
-    monkeypatch.setattr(state, "fingerprint", lambda _: 7)  # other problems have another number
-    with pytest.raises(ValueError, match="the problems are not those of the run"):
-        murphy.train(small("run", steps=2, resume=True))
-    assert saved_step(folder) == 2  # a refusal changes nothing
-    with pytest.raises(ValueError, match="holds something already"):
-        murphy.train(small("run"))
+def test_a_run_goes_on_only_as_it_was_begun_or_longer(small, monkeypatch, capsys):
+    folder = murphy.train(small(steps=1, eval_every=0))
+    log = (folder / "metrics.jsonl").read_text()
 
+    def refused(sentence, **changed):
+        with pytest.raises(ValueError, match=sentence):
+            murphy.train(small(**{"steps": 1, "resume": True, **changed}))
 
-def test_a_finished_run_says_so_and_can_be_extended(small, capsys):
-    folder = murphy.train(small("run", steps=1, eval_every=0))
-    murphy.train(small("run", steps=1, eval_every=0, resume=True))
+    only = "is another run: --group-size was 3, is 4$"  # the others may change
+    refused(only, group_size=4, eval_every=7, save_every=9)
+    refused("--steps 0: the run has made 1 already", steps=0)
+    refused("holds something already", resume=False)
+    with monkeypatch.context() as changed:
+        changed.setattr(state, "fingerprint", lambda _: 7)
+        refused("the problems are not those of the run")
+    (folder / "metrics.jsonl").write_text("")
+    refused("metrics.jsonl does not hold each of the 1 steps")
+    (folder / "metrics.jsonl").write_text(log)
+    assert saved_step(folder) == 1  # a refusal changes nothing
+    capsys.readouterr()
+
+    murphy.train(small(steps=1, eval_every=0, resume=True))
     assert "already finished; --resume --steps 2 would go on" in capsys.readouterr().out
-    murphy.train(small("run", steps=2, eval_every=0, resume=True))
+    murphy.train(small(steps=2, eval_every=0, resume=True))
     assert "from here on the learning rate falls over all of them" in capsys.readouterr().out
-    assert len((folder / "metrics.jsonl").read_text().splitlines()) == 2
+    assert [line["step"] for line in lines_of(folder / "metrics.jsonl")] == [0, 1]
 
 
-def test_on_the_command_line_resume_needs_nothing_but_the_folder(small, monkeypatch):
-    begun = small("run")
-    Path(begun.output).mkdir()
-    settings = json.dumps(state.asdict(begun))
-    (Path(begun.output) / "settings.json").write_text(settings)
+@pytest.mark.parametrize("strange", [{}, {"model": 5}, {"steps": "many"}, {"benchmark": "mbpp"}])
+def test_resume_reads_the_settings_of_the_folder(small, tmp_path, monkeypatch, strange):
+    begun = state.asdict(small()) | strange
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "settings.json").write_text(json.dumps(begun))
     seen = []
     monkeypatch.setattr(murphy, "train", seen.append)
-    murphy.main(["--output", begun.output, "--resume", "--eval-every", "3"])
-    assert state.asdict(seen[0]) == {**json.loads(settings), "resume": True, "eval_every": 3}
-
-
-@pytest.mark.parametrize("strange", [{"model": 5}, {"steps": "many"}, {"benchmark": "mbpp"}])
-def test_settings_that_murphy_did_not_write_are_refused_in_a_sentence(small, strange):
-    begun = small("run")
-    Path(begun.output).mkdir()
-    settings = state.asdict(begun) | strange
-    (Path(begun.output) / "settings.json").write_text(json.dumps(settings))
-    with pytest.raises(SystemExit, match="settings.json in --output is not of murphy.py"):
-        murphy.main(["--output", begun.output, "--resume"])
+    arguments = ["--output", begun["output"], "--resume", "--eval-every", "3"]
+    if strange:
+        with pytest.raises(SystemExit, match="settings.json in --output is not of murphy.py"):
+            murphy.main(arguments)
+    else:
+        murphy.main(arguments)
+        assert state.asdict(seen[0]) == {**begun, "resume": True, "eval_every": 3}
 
 
 def test_a_log_is_cut_at_the_checkpoint_and_half_a_line_is_no_line(tmp_path):
@@ -313,14 +263,6 @@ def test_a_log_is_cut_at_the_checkpoint_and_half_a_line_is_no_line(tmp_path):
     log.write_text('{"step": 0}\n[]\n{"step": 2}\n')
     with pytest.raises(ValueError, match="line 2 of .* is no line of this log"):
         run.cut_log(log, 2)
-
-
-def test_a_log_that_has_lost_lines_is_named_and_not_gone_on_from(small):
-    folder = murphy.train(small("run", steps=2, eval_every=0))
-    lines = (folder / "metrics.jsonl").read_text().splitlines()
-    (folder / "metrics.jsonl").write_text(lines[1] + "\n")
-    with pytest.raises(ValueError, match="metrics.jsonl does not hold each of the 2 steps"):
-        murphy.train(small("run", steps=3, resume=True))
 
 
 # Folders, and what a start refuses
@@ -342,18 +284,11 @@ def test_a_new_run_gets_a_new_folder(tmp_path, monkeypatch):
     assert run.check_folder(Config()) == Path("runs/doctest-mars-seed0-1")
 
 
-def test_prompts_that_leave_no_room_for_an_answer_stop_the_start(small):
-    with pytest.raises(ValueError, match="no prompt fits: the shortest has .* --max-new-tokens"):
-        murphy.train(small("run", max_new_tokens=300))
-    assert not Path(small("run").output).exists()
-
-
 @pytest.mark.parametrize("count, expected", [(None, 1), (3, 3)])
 def test_a_tenth_of_a_file_is_held_out_at_least_one(tmp_path, count, expected):
     file = tmp_path / "nine.jsonl"
     row = {"prompt": "Write f.", "tests": ["assert f() == 1"], "entry_point": "f", "kind": "assert"}
-    rows = [{**row, "id": str(number)} for number in range(9)]
-    file.write_text(run.json_lines(rows))
+    file.write_text(run.json_lines({**row, "id": str(number)} for number in range(9)))
     config = Config(model="m", problems=str(file), eval_count=count, problems_per_step=2)
     of_step, held_out, training = state.listed_data(config)
     assert len(held_out) == expected and len(training) == 9 - expected
@@ -363,14 +298,14 @@ def test_a_tenth_of_a_file_is_held_out_at_least_one(tmp_path, count, expected):
         state.listed_data(Config(model="m", problems=str(file), eval_count=9))
 
 
-def test_a_cap_that_cuts_every_completion_is_warned_of(small, monkeypatch, capsys):
+def test_a_cap_that_cuts_every_completion_is_warned_of(small, monkeypatch, capsys):  # D20
     def endless(self, prompts, n):
         cut = Completion("def f(", [3, 4], [5] * self.max_new_tokens, truncated=True)
         return [[cut] * n for _ in prompts]
 
     monkeypatch.setattr(state.Sampler, "__call__", endless)
-    folder = murphy.train(small("run", max_new_tokens=4, steps=2, eval_every=0, beta=0.0))
-    for line in map(json.loads, (folder / "metrics.jsonl").read_text().splitlines()):
+    folder = murphy.train(small(max_new_tokens=4, steps=2, eval_every=0, beta=0.0))
+    for line in lines_of(folder / "metrics.jsonl"):
         assert line["truncated"] == 1.0 and line["groups_with_spread"] == 0.0
     said = capsys.readouterr()
     assert "In 2 steps nothing could be learned" in said.out
