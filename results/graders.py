@@ -47,6 +47,7 @@ def evaluated(args: argparse.Namespace) -> tuple[list[dict], dict]:
         command = [sys.executable, str(record.ROOT / "evaluate.py"), "--model", args.model]
         command += ["--benchmark", args.humaneval, "--iterations", str(ATTEMPTS), "--oracle"]
         command += ["--max-new-tokens", str(args.max_new_tokens), "--output", str(args.output)]
+        command += ["--limit", str(args.limit), "--chunk", "64"]
         subprocess.run(command, check=True)
     lines = (args.output / "samples.jsonl").read_text().splitlines()
     result = json.loads((args.output / "result.json").read_text())
@@ -69,6 +70,7 @@ def main() -> None:
     parser.add_argument("--model", required=True, help="folder of a chat model")
     parser.add_argument("--humaneval", required=True, help="HumanEval.jsonl.gz")
     parser.add_argument("--output", required=True, type=Path, help="folder of the evaluation")
+    parser.add_argument("--limit", type=int, default=164, help="problems that the model answers")
     parser.add_argument("--max-new-tokens", type=int, default=256)
     args = parser.parse_args()
     try:
@@ -84,12 +86,13 @@ def main() -> None:
         for task, text in completions(attempts, entries, k, args.output / "answers.jsonl"):
             [turn] = entries[task]["chain"]
             judged.append(("answers of the model", task, text, turn is not None and turn <= k))
+    known = {p.id: {"context": p.context, "entry_point": p.entry_point} for p in problems}
     rng = random.Random(0)
     good = [(problem, problem.reference) for problem in problems]
     faulty = [(problem, plant_fault(problem.reference, rng)) for problem in problems]
     for kind, jobs in (("references", good), ("references with a fault", faulty)):
         made, solved = executed(jobs)
-        for task, text in completions(made, entries, 1, args.output / "references.jsonl"):
+        for task, text in completions(made, known, 1, args.output / "references.jsonl"):
             judged.append((kind, task, text, solved[task]))
 
     counts: dict[str, list[int]] = {}  # kind -> programs, passed, passed there, disagreed on
