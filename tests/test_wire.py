@@ -189,24 +189,18 @@ def test_types_that_compare_equal_stay_apart():
     assert [list(view) for view in views] == [[1], [2], [(1, 2)]]
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        pytest.param('["int", "0x' + "f" * 10**6 + '"]', id="large"),
-        pytest.param("[" * 100_000 + "]" * 100_000, id="deep"),
-        '["range", 0, 9, 0]',
-        '["numpy", "<i8", null, ["range", 0, 9, 1]]',
-        '["items", ["range", 0, 2, 1]]',
-        '["numpy", "O", null, 1]',
-        '["numpy", "<U99999", null]',
-        '["same", 7]',
-        '["nothing", 7]',
-        '["tuple", ["same", 0]]]',
-    ],
-)
-def test_a_forged_message_is_an_exception(value):
-    with pytest.raises(Exception):  # noqa: B017
-        Wire(Shared()).read(f"[[], [], {value}]")
+def test_a_forged_message_is_an_exception():
+    large = '["int", "0x' + "f" * 10**6 + '"]'
+    values = """["range", 0, 9, 0]
+        ["numpy", "<i8", null, ["range", 0, 9, 1]]
+        ["items", ["range", 0, 2, 1]]
+        ["numpy", "O", null, 1]
+        ["numpy", "<U99999", null]
+        ["same", 7]
+        ["nothing", 7]"""
+    for value in (large, "[" * 100_000 + "]" * 100_000, *values.split("\n")):
+        with pytest.raises(Exception):  # noqa: B017
+            Wire(Shared()).read(f"[[], [], {value}]")
 
 
 def test_messages_end_as_what_they_are():
