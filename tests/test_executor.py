@@ -39,7 +39,7 @@ def functional(*pairs):
 
 
 ADD = functional(([2, 3], 5), ([1, 0], 1), ([10, 20], 30))
-RIGHT = "def f(a, b): return a + b  # {}"
+RIGHT = "def f(a, b): return a + b"
 TASKS = json.loads((REDTEAM / "tasks.json").read_text())
 SIDE_EFFECTS = ("leaves a message", "reads the message", "secrets", "sleeps", "half a message")
 
@@ -88,9 +88,7 @@ def processes():
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             stat = (folder / "stat").read_text().rpartition(")")[2].split()
-            words = (
-                (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
-            )
+            words = (folder / "cmdline").read_text(errors="replace").replace("\0", " ")
             if stat[0] != "Z" or int(stat[1]) == os.getpid():
                 found[int(folder.name)] = (int(stat[1]), stat[19], words)
     return found
@@ -106,6 +104,12 @@ def descendants(pid):
     return {(child, seen[child][1]) for child in below}
 
 
+def kill(pids):
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):  # the kernel was faster
+            os.kill(pid, signal.SIGKILL)
+
+
 def wait_until_gone(wanted):
     """Whether processes end. The kernel sees to it; the time is for a broken executor."""
     patience = time.monotonic() + 60
@@ -115,6 +119,12 @@ def wait_until_gone(wanted):
             return True
         time.sleep(0.05)
     return False
+
+
+def in_python(code, **options):
+    """A new interpreter that has run some code in the project's folder."""
+    options = {"cwd": ROOT, "capture_output": True, "text": True, **options}
+    return subprocess.run([sys.executable, "-c", code], **options)
 
 
 @pytest.fixture(autouse=True)
@@ -147,7 +157,7 @@ def test_the_red_team_is_paid_for_nothing(name):
 def test_without_namespaces_only_side_effects_get_through(monkeypatch):
     monkeypatch.setenv("MURPHY_ISOLATION", "plain")
     executor.close()
-    programs = [p for p in list(corpus("programs.txt"))[::4] if p[0] not in SIDE_EFFECTS]
+    programs = [p for p in list(corpus("programs.txt"))[::6] if p[0] not in SIDE_EFFECTS]
     dangerous = ("fork bomb", "kills all", "double fork", "deep folder", "locked folders")
     programs += [p for p in corpus("programs.txt") if p[0] in dangerous]
     with pytest.warns(UserWarning, match="a program is less confined on this system"):
@@ -163,11 +173,13 @@ def f():
     open("new", "w").write("x" * 10**6)
     fcntl.flock(os.open("/dev/null", 2), fcntl.LOCK_EX | fcntl.LOCK_NB)
     flags = [fcntl.fcntl(fd, 11) for fd in (0, 1, 2)]
-    return [os.listdir("."), here.st_mode & 0o777, here.st_mtime > 1e9, os.listxattr("."), flags]
+    times = [here.st_mtime > 1e9, os.stat("/dev/null").st_mtime]
+    return [os.listdir("."), here.st_mode & 0o777, times, os.listxattr("."), flags]
 """
 LEAVE = [
     "os.chmod('.', 0o300)",
     "os.utime('.', (5, 5))",
+    "os.utime('/dev/null')",
     "os.setxattr('.', 'user.message', b'1')",
     "open('message', 'w').write('1')",
     "os.mkdir('a'); os.chmod('a', 0)",
@@ -190,21 +202,6 @@ def test_nothing_passes_from_one_program_to_the_next():
         left, seen = run_many(jobs, workers=1)
         assert left.total == 1
         assert seen.feedback == clean, line
-
-
-def test_neither_programs_nor_many_threads_are_started():
-    execs = (
-        "import os\ndef f():\n    try: os.execv('/bin/true', ['true'])\n"
-        "    except OSError as e: return e.errno"
-    )
-    assert run(functional(([], 1)), execs).status == "passed"
-    threads = (
-        "import threading\ndef f():\n    wait = threading.Event()\n    n = 0\n"
-        "    try:\n        while n < 10000:\n"
-        "            threading.Thread(target=wait.wait, daemon=True).start()\n"
-        "            n += 1\n    except RuntimeError: pass\n    return 8 < n < 5000"
-    )
-    assert run(functional(([], True)), threads, memory_mb=4000).status == "passed"
 
 
 # ---------------------------------------------------------------------- reported faults
@@ -237,34 +234,28 @@ def test_d28_a_broken_sandbox_stops_the_run(monkeypatch):
 
 
 def test_d29_timeouts_leave_nothing_behind():
-    loops = run_many([(ADD, f"while True: pass  # {n}") for n in range(6)], timeout=0.2)
-    assert [result.status for result in loops] == ["timeout"] * 6
+    """The fixtures above see what is left."""
     sleeper = (
         "import subprocess\ntry: subprocess.Popen(['sleep', '86399.25'])\nexcept OSError: pass\n"
     )
-    assert run(ADD, sleeper + "while True: pass", timeout=0.2).status == "timeout"
-    assert run(ADD, "import time\ntime.sleep(60)", timeout=0.1).status == "timeout"
+    codes = [f"{head}while True: pass  # {n}" for head in ("", sleeper) for n in range(3)]
+    results = run_many([(ADD, code) for code in codes], timeout=0.2)
+    assert [result.status for result in results] == ["timeout"] * 6
 
 
 def test_d30_output_neither_blocks_nor_fills_memory():
     big = problem([["", "x" * 200_000]], kind="stdin")
     assert run(big, "print('x' * 200000)").reward == 1
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    for stream in (1, 2):
-        flood = f"import os\nprint('head')\nwhile True: os.write({stream}, b'y' * 1000)"
-        for p in (big, ADD):
-            result = run(p, flood, timeout=0.3)
-            assert result.status == "timeout" and len(result.feedback) <= 2000
+    floods = [f"import os\nwhile True: os.write({stream}, b'y' * 1000)" for stream in (1, 2)]
+    for result in run_many([(p, flood) for p in (big, ADD) for flood in floods], timeout=0.3):
+        assert result.status == "timeout" and len(result.feedback) <= 2000
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < before + 50_000
     result = run(big, "print('head' + 'y' * 10**6 + 'tail')")
     for part in ("'head", "tail\\n'", "cut]"):
         assert part in result.feedback
     value = run(ADD, "def f(a, b): return 'z' * 10**7", output_bytes=10**6)
     assert value.feedback.startswith("Test 1 failed: f(2, 3) returned more than 1000000 bytes")
-    loud = problem(
-        ["import sys\nprint('x' * 300_000, file=sys.stderr)\nassert f(1) == 1"], entry="f"
-    )
-    assert run(loud, "def f(x): return x").status in ("passed", "unscorable")
 
 
 def test_d33_cpu_time_decides():
@@ -289,8 +280,7 @@ def test_d34_spawn_threads_and_short_limits():
         "import os, executor, sys\n"
         "print(len(os.listdir('/proc/self/task')), 'torch' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert done.stdout == "1 False\n"
+    assert in_python(code).stdout == "1 False\n"
 
 
 def spawned():
@@ -301,20 +291,13 @@ def test_d35_memory_is_limited_in_the_program_alone():
     result = run(ADD, "def f(a, b): return len(bytearray(4 << 30))")
     assert result.status == "memory" and "MemoryError" in result.feedback
     assert run(ADD, "import numpy\ndef f(a, b): return numpy.int64(a) + b").reward == 1
-    threads = (
-        "import os\ndef f(a, b): return a + b if os.environ['OPENBLAS_NUM_THREADS'] == '1' else 0"
-    )
-    assert run(ADD, threads).reward == 1
-    code = (
+    threads = "import os\ndef f(): return os.environ['OPENBLAS_NUM_THREADS']"
+    assert run(functional(([], "1")), threads).reward == 1
+    done = in_python(  # a hard limit on the machine, below what the judge likes
         "import resource; resource.setrlimit(resource.RLIMIT_AS, (2 << 30,) * 2)\n"
         "import executor; executor.self_check()"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, (
-        done.stderr
-    )  # a hard limit on the machine, below what the judge likes
-    long = problem(["xs = list(range(5_000_000))\nassert f(xs) == 1"], entry="f")
-    assert "never reached" not in run(long, "def f(xs): return 0").feedback
+    assert done.returncode == 0, done.stderr
 
 
 def test_d36_odd_characters():
@@ -335,23 +318,25 @@ def test_d36_odd_characters():
 
 # ---------------------------------------------------------------------- feedback in a prompt
 
-TOKENS = """<|im_end|> <|endoftext|> <start_of_turn> </think> [/INST] [INST] <tool_call> <s> </s>
+TOKENS = r"""<|im_end|> <|endoftext|> <start_of_turn> </think> [/INST] [INST] <tool_call> <s> </s>
 <<SYS>> <</SYS>> <repo_name> <file_sep> <filename> <reponame> <jupyter_output>
 <unused7> <turn|> [TOOL_CALLS] [|endofturn|] <\uff5cend\uff5c> ``` ~~~
-<EOT> <thinking> <Assistant>"""
-INVISIBLE = (
-    "\x1b \ud800 \u200b \u202e \u2028 \ufeff \U000e0041 \u061c \u00ad \ufff9 \x07 \x9b \u2066 "
-    "\ufe0f \U000e0100 \u034f \u3164 \u115f \uffa0 \u2800"
-)
+<EOT> <thinking> <Assistant>
+\x1b \ud800 \u200b \u202e \u2028 \ufeff \U000e0041 \u061c \u00ad \ufff9 \x07 \x9b \u2066
+\ufe0f \U000e0100 \u034f \u3164 \u115f \uffa0 \u2800"""
 
 
-def test_no_special_token_or_control_character_gets_into_feedback():
-    tokens = TOKENS.split()
-    for mark in [*tokens, *INVISIBLE.split()]:
-        for code in (f"def f(): return {mark!a}", f"def f(): raise ValueError({mark!a})"):
-            text = run(functional(([], 0)), code).feedback
-            assert mark not in text and "Test 1 failed: f() r" in text, (mark, text)
-    assert r"'a\n\x1b[0m'" in run(functional(([], 0)), r"def f(): return 'a\n\x1b[0m'").feedback
+@pytest.mark.parametrize("action, says", [("return", "returned"), ("raise ValueError", "raised")])
+def test_no_special_token_or_control_character_gets_into_feedback(action, says):
+    marks = [token.encode("ascii").decode("unicode_escape") for token in TOKENS.split()]
+    p = functional(*[([n], 0) for n in range(len(marks))])
+    code = f"marks = {marks!a}\ndef f(n): {action}(marks[n])"
+    lines = run(p, code, feedback_tests=99, feedback_chars=10**5).feedback.split("\n")
+    for n, (mark, line) in enumerate(zip(marks, lines, strict=True)):
+        assert line.startswith(f"Test {n + 1} failed: f({n}) {says} "), line
+        assert mark not in line, (mark, line)
+    colour = run(functional(([], 0)), r"def f(): return 'a\n\x1b[0m'").feedback
+    assert r"'a\n\x1b[0m'" in colour
 
 
 # ---------------------------------------------------------------------- calls and workers
@@ -380,10 +365,8 @@ def test_limits_are_checked():
 def test_workers_that_die_are_replaced():
     for _ in range(2):
         run_many([(ADD, f"x = {n}") for n in range(2)])
-        for pid, _ in descendants(os.getpid()):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        results = run_many([(ADD, RIGHT.format(n)) for n in range(9)])
+        kill(pid for pid, _ in descendants(os.getpid()))
+        results = run_many([(ADD, f"{RIGHT}  # {n}") for n in range(9)])
         assert [result.status for result in results] == ["passed"] * 9
 
 
@@ -418,8 +401,11 @@ def test_close_ends_a_worker_that_is_being_started():
     assert not executor._idle and not executor._busy
 
 
-@pytest.mark.parametrize("program", ["def f(x): return x", "while True: pass"])
-def test_a_trainer_that_is_killed_leaves_no_trace(tmp_path, program):
+IDLE, AT_WORK = "def f(x): return x", "while True: pass"
+
+
+@pytest.mark.parametrize("program, all_at_once", [(IDLE, False), (AT_WORK, False), (AT_WORK, True)])
+def test_a_trainer_that_is_killed_leaves_no_trace(tmp_path, program, all_at_once):
     """Its judge idle or at work; what a kill of all at once leaves is removed by the next run."""
     code = (
         "import executor, types, sys, time\n"
@@ -429,36 +415,24 @@ def test_a_trainer_that_is_killed_leaves_no_trace(tmp_path, program):
     )
     environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", code, program]
-    for kill_all in (False, True):
-        trainer = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE)
-        assert trainer.stdout.readline() == b"ready\n"
-        below = descendants(trainer.pid)
-        assert len(below) > 1
-        for pid in [trainer.pid, *(pid for pid, _ in below if kill_all)]:
-            with contextlib.suppress(ProcessLookupError):  # the kernel was faster
-                os.kill(pid, signal.SIGKILL)
-        trainer.communicate()
-        assert wait_until_gone(below)
-    check = [sys.executable, "-c", "import executor; executor.self_check()"]
-    assert subprocess.run(check, env=environment).returncode == 0
+    trainer = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE)
+    assert trainer.stdout.readline() == b"ready\n"
+    below = descendants(trainer.pid)
+    assert len(below) > 1
+    kill([trainer.pid, *(pid for pid, _ in below if all_at_once)])
+    trainer.communicate()
+    assert wait_until_gone(below)
+    assert in_python("import executor; executor.self_check()", env=environment).returncode == 0
     assert not list(tmp_path.iterdir())
 
 
 def test_many_programs_leave_no_trace():
-    names = (
-        "crashes",
-        "exit in the call",
-        "closes all",
-        "many files",
-        "double fork",
-        "forged messages",
-    )
+    names = ("crashes", "exit in the call", "closes all", "double fork", "forged messages")
     hostile = [p[4] for p in corpus("programs.txt") if p[0] in names]
-    square = task("square")
-    jobs = []
-    for n in range(200):
-        code = hostile[n // 10 % len(hostile)] if n % 10 == 0 else "def square(n): return n * n"
-        jobs.append((square, f"{code}\n#{n}"))
+    codes = []
+    for n in range(10):
+        codes += [f"{hostile[n % len(hostile)]}\n#{n}"]
+        codes += [f"def square(n): return n * n  # {n}, {other}" for other in range(9)]
 
     def state():
         """Processes, open files (where they may be seen) and pages of memory."""
@@ -468,13 +442,13 @@ def test_many_programs_leave_no_trace():
         return len(ours), sum(len(os.listdir(folder)) for folder in seen), sum(pages)
 
     executor.close()
-    first = run_many(jobs, workers=2)
-    before = state()
-    again = run_many(jobs, workers=2)
-    after = state()
-    assert [result.tests for result in first] == [result.tests for result in again]
+    square, states = task("square"), []
+    for _ in range(2):
+        results = run_many([(square, code) for code in codes], workers=2)
+        states.append(state())
+        assert [result.reward == 1 for result in results] == [n % 10 > 0 for n in range(100)]
+    before, after = states
     assert before[:2] == after[:2] and after[2] < before[2] * 1.1 + 2000
-    assert [result.reward == 1 for result in first] == [n % 10 > 0 for n in range(200)]
 
 
 def test_the_executor_and_its_seven_files_work_alone_in_an_empty_folder(tmp_path):
@@ -482,9 +456,8 @@ def test_the_executor_and_its_seven_files_work_alone_in_an_empty_folder(tmp_path
     names = ["confine", "judge", "link", "plan", "sandbox", "syscalls", "wire"]
     for name in ["executor.py", *(f"support/{name}.py" for name in names)]:
         shutil.copy(ROOT / name, tmp_path / name)
-    done = subprocess.run(
-        [sys.executable, "executor.py"], cwd=tmp_path, capture_output=True, text=True
-    )
+    command = [sys.executable, "executor.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0 and not done.stderr, done.stderr
     rewards = re.findall(r"^(.*): reward (\S+), (\w+)$", done.stdout, re.M)
     assert rewards == [
@@ -496,14 +469,3 @@ def test_the_executor_and_its_seven_files_work_alone_in_an_empty_folder(tmp_path
     ]
     files = [path.name for path in tmp_path.rglob("*.*") if path.suffix != ".pyc"]
     assert sorted(files) == sorted(["executor.py", *(f"{name}.py" for name in names)])
-
-
-def test_what_a_program_prints_at_its_end_is_printed():
-    p = problem([["", "6\n"]], kind="stdin")
-    for code in (
-        "class A:\n    def __del__(self): print(6)\na = A()",
-        "import io, sys\nsys.stdout = s = io.StringIO()\nprint(6)\n"
-        "sys.__stdout__.write(s.getvalue())",
-        "import sys\nprint(6, flush=True)\nsys.stdout = None",
-    ):
-        assert run(p, code).reward == 1, code

@@ -17,14 +17,25 @@ from support.wire import Wire, contents, receive, send
 Pair = collections.namedtuple("Pair", "left right")
 keys = st.integers() | st.text(max_size=5) | st.tuples(st.integers(), st.booleans())
 numbers = st.integers() | st.integers(min_value=2**62) | st.floats(allow_nan=False)
-leaves = st.none() | st.booleans() | numbers | st.text() | st.binary() | st.complex_numbers()
+ranges = st.builds(range, st.integers(), st.integers(), st.integers(min_value=1))
+leaves = st.none() | st.booleans() | numbers | ranges | st.text() | st.binary()
 
 
 def containers(inner):
     many, table, flat = st.lists(inner), st.dictionaries(keys, inner), st.lists(keys)
-    sets = [flat.map(kind) for kind in (set, frozenset, collections.Counter)]
-    lists = [many.map(kind) for kind in (tuple, collections.deque)]
-    return st.one_of(many, table, table.map(collections.OrderedDict), *sets, *lists)
+    found = [many, table, table.map(lambda x: collections.defaultdict(list, x))]
+    found += [many.map(kind) for kind in (tuple, collections.deque)]
+    found += [flat.map(kind) for kind in (set, frozenset, collections.Counter)]
+    return st.one_of(*found, table.map(collections.OrderedDict))
+
+
+def kinds(x):
+    """The types of a value and of all in it, in order: 1 == 1.0 == True."""
+    if isinstance(x, dict):
+        return type(x), [(kinds(key), kinds(value)) for key, value in x.items()]
+    if isinstance(x, (list, tuple, collections.deque)):
+        return type(x), [kinds(value) for value in x]
+    return type(x)
 
 
 class Shared:
@@ -44,12 +55,15 @@ def ends():
     return Wire(Shared()), Wire(Shared())
 
 
-@settings(deadline=None, max_examples=200)
-@given(st.recursive(leaves.filter(lambda x: x == x), containers, max_leaves=15))
+@settings(max_examples=60)
+@given(st.recursive(leaves, containers, max_leaves=8))
 def test_data_crosses_exactly(x):
+    """Also its way back, on which the other side takes the part of the first."""
     one, other = ends()
     (y,) = other.read(one.write(x))
-    assert y == x and type(y) is type(x)
+    (z,) = Wire(Shared()).read(Wire(Shared()).write(y))
+    for copy in (y, z):
+        assert copy == x and kinds(copy) == kinds(x)
 
 
 @settings(deadline=None)
@@ -106,12 +120,6 @@ def test_a_value_may_contain_itself():
     assert y[1]["me"] is y
 
 
-def test_a_range_of_any_length_crosses():
-    one, other = ends()
-    for x in (range(10**12), range(-5, -(10**15), -7)):
-        assert other.read(one.write(x)) == [x]
-
-
 def test_equal_named_tuples_have_one_class():
     one, other = ends()
     pairs = [Pair(n, n) for n in range(1000)]
@@ -144,30 +152,20 @@ def test_values_nest_to_a_depth_that_both_sides_know(kind, request):
     assert sys.getrecursionlimit() == limit
 
 
-def test_what_a_failed_message_was_to_forget_is_known_afterwards():
-    one, other = ends()
-    x = [1]
-    (y,) = other.read(one.write(x))
-    with pytest.raises(ValueError, match="absurd"):
-        one.write(1 << (1 << 22), gone=[0])
-    y.append(2)
-    one.read(other.write(y))
-    assert x == [1, 2]
-
-
 def test_a_message_that_fails_leaves_no_trace():
+    """Neither of what it told or met, nor of what both sides were to forget after it."""
     one, other = ends()
-    x = [1]
-    other.read(one.write(x))
+    x, new = [1], [4]
+    (copy,) = other.read(one.write(x))
     x.append(2)
     with pytest.raises(ValueError, match="absurd"):
-        one.write([3], 1 << (1 << 22))
-    new = [4]
+        one.write([3], 1 << (1 << 22), gone=[0])
     y, z = other.read(one.write(x, new))
-    assert (y, z) == ([1, 2], [4])
+    assert y is copy and (y, z) == ([1, 2], [4])
+    y.append(3)
     z.append(5)
     one.read(other.write())
-    assert new == [4, 5]
+    assert x == [1, 2, 3] and new == [4, 5]
 
 
 def test_what_is_gone_is_a_new_object_when_it_comes_again():
@@ -182,29 +180,25 @@ def test_what_is_gone_is_a_new_object_when_it_comes_again():
 
 
 def test_types_that_compare_equal_stay_apart():
-    values = [1, True, 1.0, "1", b"1", (1,), [1], {1}, frozenset({1}), {1: 1}, 1j, None, range(1)]
-    values += [np.int64(1), np.bool_(True), np.float64(1), np.array([1]), Pair(1, 1)]
-    for x in values:
-        one, other = ends()
+    one, other = ends()
+    for x in (np.int64(1), np.bool_(True), np.float64(1), np.array([1]), Pair(1, 1), 1j, math.nan):
         (y,) = other.read(one.write(x))
         assert type(y).__name__ == type(x).__name__ and str(y) == str(x)
-    assert math.isnan(other.read(one.write(math.nan))[0])
     views = other.read(one.write({1: 2}.keys(), {1: 2}.values(), {1: 2}.items()))
     assert [type(view) for view in views] == [type({}.keys()), type({}.values()), type({}.items())]
-    assert views[0] == {1} and 2 in views[1] and views[2] == {(1, 2)}
+    assert [list(view) for view in views] == [[1], [2], [(1, 2)]]
 
 
 def test_a_forged_message_is_an_exception():
     large = '["int", "0x' + "f" * 10**6 + '"]'
-    deep = "[" * 100_000 + "]" * 100_000
-    odd = [
-        '["range", 0, 9, 0]',
-        '["numpy", "<i8", null, ["range", 0, 9, 1]]',
-        '["items", ["range", 0, 2, 1]]',
-        '["numpy", "O", null, 1]',
-        '["numpy", "<U99999", null]',
-    ]
-    for value in (large, deep, *odd, '["same", 7]', '["nothing", 7]', '["tuple", ["same", 0]]]'):
+    values = """["range", 0, 9, 0]
+        ["numpy", "<i8", null, ["range", 0, 9, 1]]
+        ["items", ["range", 0, 2, 1]]
+        ["numpy", "O", null, 1]
+        ["numpy", "<U99999", null]
+        ["same", 7]
+        ["nothing", 7]"""
+    for value in (large, "[" * 100_000 + "]" * 100_000, *values.split("\n")):
         with pytest.raises(Exception):  # noqa: B017
             Wire(Shared()).read(f"[[], [], {value}]")
 
