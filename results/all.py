@@ -3,7 +3,8 @@
     python results/all.py                        lists them, with a command each
     python results/all.py --make                 makes all again that are older
     python results/all.py --make kill study      only these
-    python results/all.py --make --model FOLDER --mbpp mbpp.jsonl       also those of a real model
+    python results/all.py --make --model FOLDER --humaneval HumanEval.jsonl.gz
+                                                 also those of a real model
 
 A result is older if one of the files that it measured has changed since the commit that it names.
 Stopped, the same command goes on: what is made is no longer older, and study.py and real.py go on
@@ -31,7 +32,7 @@ class Result:
     """A file of results, the command that makes it, and the files that it measures."""
 
     name: str
-    command: str  # MODEL, MBPP: options of this script; CODE: the commit that last changed it
+    command: str  # MODEL, HUMANEVAL: options of this script; CODE: the code's last commit
     path: str
     measures: list[str]
     rows: dict[str, str] = field(default_factory=dict)  # which rows of a CSV; empty: all
@@ -67,11 +68,12 @@ RESULTS = [
     Result("endurance", "results/speed.py endurance", "speed_endurance.csv", EXECUTOR),
     Result("kill", "results/kill.py", "kill.log", LOOP, log=True),
     Result("memory", "results/memory.py", "memory.csv", [*LEARNING, "support/ranks.py"]),
+    Result("real", "results/real.py --model MODEL --output runs/real-CODE", "real.csv", LOOP),
     Result(
-        "real",
-        "results/real.py --model MODEL --mbpp MBPP --output runs/real-CODE",
-        "real.csv",
-        LOOP,
+        "graders",
+        "results/graders.py --model MODEL --humaneval HUMANEVAL --output runs/graders-CODE",
+        "graders.csv",
+        [*EXECUTOR, "evaluate.py", "support/compare.py"],
     ),
 ]
 
@@ -80,10 +82,10 @@ def lacks(result: Result, word: str, given: str) -> bool:
     return word in result.command and not given
 
 
-def make(result: Result, model: str, mbpp: str) -> bool:
+def make(result: Result, model: str, humaneval: str) -> bool:
     """Run a result's command; whether it ended well."""
     command = result.command.replace("MODEL", shlex.quote(model))
-    command = command.replace("MBPP", shlex.quote(mbpp))
+    command = command.replace("HUMANEVAL", shlex.quote(humaneval))
     command = command.replace("CODE", record.last_change(result.measures))
     print(f"\n{result.name}: python {command}", flush=True)
     running = [sys.executable, *shlex.split(command)]
@@ -112,7 +114,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*", help=f"of {', '.join(names)}; none: all")
     parser.add_argument("--make", action="store_true", help="make again what is older")
     parser.add_argument("--model", default="", help="folder of SmolLM2-135M-Instruct, as smollm2")
-    parser.add_argument("--mbpp", default="", help="mbpp.jsonl, with all splits")
+    parser.add_argument("--humaneval", default="", help="HumanEval.jsonl.gz")
     args = parser.parse_args()
     unknown = set(args.names) - set(names)
     if unknown:
@@ -126,9 +128,9 @@ def main() -> None:
             print(f"{result.name}: up to date")
         elif not args.make:
             print(f"{result.name}: older    python {result.command}")
-        elif lacks(result, "MODEL", args.model) or lacks(result, "MBPP", args.mbpp):
-            print(f"{result.name}: older; left out, because it needs --model or --mbpp")
-        elif not make(result, args.model, args.mbpp):
+        elif lacks(result, "MODEL", args.model) or lacks(result, "HUMANEVAL", args.humaneval):
+            print(f"{result.name}: older; left out, because it needs --model or --humaneval")
+        elif not make(result, args.model, args.humaneval):
             failed.append(result.name)
     if args.make:
         report = [sys.executable, str(record.HERE / "report.py"), "--write"]

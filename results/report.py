@@ -320,7 +320,7 @@ def tables(folder: Path) -> dict[str, str]:
         made["executor"] = executor_table(folder)
         made["endurance"] = csv_table(folder / "speed_endurance.csv")
         made["made-at"] = made_at(folder)
-    for name in ("memory", "real"):
+    for name in ("memory", "real", "real_paired", "graders"):
         if (folder / f"{name}.csv").exists():
             made[name] = csv_table(folder / f"{name}.csv")
     return made
