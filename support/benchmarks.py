@@ -42,11 +42,8 @@ def find(
     version, start_date and end_date (2025-01-31): LiveCodeBench.
     Raises ValueError or FileNotFoundError for a wrong request, before the hub is asked.
     """
-    if name in HUB:
-        form = HUB[name][0]
-    else:
-        rows = read_rows(Path(name))
-        form = recognise(rows)
+    rows = [] if name in HUB else read_rows(Path(name))
+    form = HUB[name][0] if name in HUB else recognise(rows)
     splits = {"mbpp": list(MBPP_IDS), "kodcode": ["train", "use_with_caution"]}.get(form, [])
     if split and split not in splits:
         raise ValueError(f"{name} has no split {split!r}: expected {' or '.join(splits) or 'none'}")
@@ -64,9 +61,9 @@ def find(
         day = str(row.get("contest_date") or "")[:10]  # a datetime, too, begins with its date
         is_wanted = (start_date or "") <= day <= (end_date or "9999")
         if form == "mbpp":
-            is_plus = bool(row.get("test"))
-            first, last = MBPP_IDS[split or ("all" if is_plus else "test")]
-            is_wanted = is_wanted and first <= int(row["task_id"]) <= last
+            default = "all" if row.get("test") else "test"  # of MBPP+ all rows
+            first, last = MBPP_IDS[split or default]
+            is_wanted = first <= int(row["task_id"]) <= last
         return convert(form, row) if is_wanted else None
 
     return rows, form, make
@@ -143,9 +140,8 @@ def _mbpp(row: dict) -> Problem:
     setup = (row.get("test_setup_code") or "").replace("\r\n", "\n")
     tests = [f"{setup}\n{test}".strip() for test in asserts]
     needed = _needed(code, "\n".join(tests))
-    calls = [node for node in ast.walk(ast.parse(asserts[0])) if isinstance(node, ast.Call)]
-    called = [ast.unparse(call.func) for call in calls]
-    names = [name for name in called if name in needed]  # twice of int(twice(2)), not int
+    called = [node.func for node in ast.walk(ast.parse(asserts[0])) if isinstance(node, ast.Call)]
+    names = [name for name in map(ast.unparse, called) if name in needed]  # f of int(f(2)), not int
     if not names:
         raise ValueError("the first test calls nothing that the reference defines")
     message = _message(row.get("text") or row["prompt"], needed, _block("It must pass", tests[0]))
@@ -169,8 +165,8 @@ def _livecodebench(row: dict) -> Problem:
         name = (json.loads(metadata) if isinstance(metadata, str) else metadata)["func_name"]
         hints, shown = [_block("Start from this", row["starter_code"])], []
         for test in tests:
-            lines = [line for line in test[0].split("\n") if line.strip()]
-            test[:] = [json.loads(line) for line in lines], json.loads(test[1])
+            test[0] = [json.loads(line) for line in test[0].split("\n") if line.strip()]
+            test[1] = json.loads(test[1])
             arguments = ", ".join(map(repr, test[0]))
             shown.append(f"{name}({arguments}) == {test[1]!r}")
         hints.append(_block("It must pass", "\n".join(shown[: len(public)])))

@@ -12,7 +12,6 @@ if __name__ == "__main__":  # so that Ctrl-C during the slow imports prints one 
     signal.signal(signal.SIGINT, lambda *_: sys.exit("\nmetrics: stopped"))
 
 import json
-import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -39,17 +38,17 @@ def timed(seconds: dict[str, float], name: str) -> Iterator[None]:
         seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - start
 
 
-def mean(values: Sequence[float | None], nothing: float | None = None) -> float | None:
-    """The mean of the values that are not None; `nothing` if there is none."""
+def mean(values: Sequence[float | None]) -> float | None:
+    """The mean of the values that are not None; None if there is none."""
     known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else nothing
+    return sum(known) / len(known) if known else None
 
 
 def describe(trees: list[Node], kept: list[Node], turns: int) -> dict[str, Any]:
     """What a step has sampled, as a part of its line; a share of nothing is None."""
     nodes = [node for tree in trees for node in walk(tree)]
-    learning = sum(node.advantage != 0 for node in kept)
-    line: dict[str, Any] = {"programs": len(nodes), "kept": len(kept), "learning": learning}
+    line: dict[str, Any] = {"programs": len(nodes), "kept": len(kept)}
+    line["learning"] = sum(node.advantage != 0 for node in kept)
     for turn in range(1, turns + 1):
         line[f"reward_{turn}"] = mean([node.reward for node in nodes if node.turn == turn])
         line[f"solved_{turn}"] = mean([node.solved for node in nodes if node.turn == turn])
@@ -74,23 +73,20 @@ def has_spread(group: list[Node]) -> bool:
     return max(credits) - min(credits) > 1e-9
 
 
-def read(path: Path) -> dict[str, list]:
-    """The columns of metrics.jsonl; a half last line is left out. ValueError: no line, no JSON."""
-    rows = [json.loads(line) for line in path.read_text().split("\n")[:-1]]
-    if not rows:
-        raise ValueError(f"{path} holds no step of a run")
-    return {name: [row[name] for row in rows] for name in rows[0]}
-
-
 def plot(folder: Path) -> str:
-    """Draw a run into curves.png; returns a table. Both have means of up to ten parts."""
+    """Draw a run into curves.png; returns a table. ValueError: no whole line yet, or no JSON."""
     from matplotlib.figure import Figure  # imported here: it loads slowly
 
-    columns = read(folder / "metrics.jsonl")
-    count = min(10, len(columns["step"]))
-    means = {}
-    for name, values in columns.items():
-        means[name] = [mean(part, math.nan) for part in np.array_split(values, count)]
+    path = folder / "metrics.jsonl"
+    rows = [json.loads(line) for line in path.read_text().split("\n")[:-1]]  # no half last line
+    if not rows:
+        raise ValueError(f"{path} holds no step of a run")
+    count = min(10, len(rows))  # of parts; the table and the thick curves show their means
+    columns, means = {}, {}
+    for name in rows[0]:
+        columns[name] = [row[name] for row in rows]
+        parts = np.array_split(columns[name], count)
+        means[name] = np.array([mean(part) for part in parts], dtype=float)  # None becomes nan
     rewards = [name for name in columns if name.startswith("reward_")]
     text = f"Means of {count} parts of the run:\n"
     for name in ["step", *rewards, *TABLE]:
@@ -119,10 +115,9 @@ def plot(folder: Path) -> str:
 
 
 if __name__ == "__main__":
+    given = " ".join(sys.argv[1:])
     try:
-        [name] = sys.argv[1:]
-        print(plot(Path(name)))
+        print(plot(Path(given)))
     except Exception as error:  # the files may hold anything
-        given = " ".join(sys.argv[1:])
         reason = f"{type(error).__name__}: {error}"
         sys.exit(f"metrics: {given}: expected the folder of a run ({reason})")

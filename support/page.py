@@ -34,31 +34,29 @@ pre { background: #f4f4f4; padding: .5em; white-space: pre-wrap }
 
 def page(trees: list[tuple[int, Node]]) -> str:
     """The page of (step, tree) pairs."""
-    parts = []
+    text = HEAD
     for step, tree in trees:
         children = "".join(unfoldable(child) for child in tree.children)
         note = f" (not expanded: {tree.unexpanded})" if tree.unexpanded else ""
         heading = html.escape(f"step {step}, problem {getattr(tree.problem, 'id', '')}{note}")
-        parts.append(f"<details open><summary>{heading}</summary>{children}</details>\n")
-    return HEAD + "".join(parts)
+        text += f"<details open><summary>{heading}</summary>{children}</details>\n"
+    return text
 
 
 def unfoldable(node: Node) -> str:
     """One attempt and all below it: its numbers, and unfolded its texts, each of them escaped."""
     numbers = f"turn {node.turn}, reward {node.reward:.2f}, credit {node.credit:.2f}"
     heading = html.escape(f"{numbers}, advantage {node.advantage:+.2f} | {title(node)}")
-    texts = {"program": node.code, "feedback": node.feedback}
-    if node.prompt:
-        texts = {"prompt": node.prompt[-1]["content"], **texts}
-    if node.text.strip() != node.code.strip():
-        texts["answer"] = node.text
-    shown = [
-        f"<p>{name}<pre>{html.escape(text)}</pre>" for name, text in texts.items() if text.strip()
-    ]
-
+    prompt = node.prompt[-1]["content"] if node.prompt else ""
+    answer = node.text if node.text.strip() != node.code.strip() else ""
+    texts = {"prompt": prompt, "program": node.code, "feedback": node.feedback, "answer": answer}
+    inside = ""
+    for name, text in texts.items():
+        if text.strip():
+            inside += f"<p>{name}<pre>{html.escape(text)}</pre>"
+    inside += "".join(unfoldable(child) for child in node.children)
     kind = "solved" if node.solved else "failed"
     pruned = "" if node.kept else " pruned"
-    inside = "".join([*shown, *(unfoldable(child) for child in node.children)])
     return f'<details><summary class="{kind}{pruned}">{heading}</summary>{inside}</details>\n'
 
 

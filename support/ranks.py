@@ -28,22 +28,19 @@ FULL = whole_state.StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
 def join(device: torch.device) -> tuple[int, int]:
-    """Meet the other processes if torchrun has started several; returns `rank()` and `count()`.
-
-    Rank 0 speaks for all: what the others print is lost.
-    """
+    """Meet the other processes if torchrun has started several; returns `rank()` and `count()`."""
     if int(os.environ.get("WORLD_SIZE", 1)) > 1 and not dist.is_initialized():
         if device.type == "cuda":
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, timeout=PATIENCE)
-        if rank() > 0:
+        if rank() > 0:  # rank 0 speaks for all: what the others print is lost
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115  it stays open
     return rank(), count()
 
 
 def rank() -> int:
-    """This process's number; rank 0 writes and speaks for all."""
+    """This process's number; rank 0 writes the files and speaks for all."""
     return dist.get_rank() if dist.is_initialized() else 0
 
 
@@ -91,9 +88,8 @@ def share(sizes: list, parts: int) -> list[tuple[list, list[int]]]:
 def shard(model: Any) -> Any:
     """Split each layer, and what stands around them, over the ranks; in one process: nothing."""
     if count() > 1:
-        layers = set(model._no_split_modules)
         for module in model.modules():
-            if type(module).__name__ in layers:
+            if type(module).__name__ in model._no_split_modules:  # the layers, by their class
                 fully_shard(module)
         fully_shard(model)
     return model
