@@ -44,7 +44,9 @@ def find(
     """
     rows = [] if name in HUB else read_rows(Path(name))
     form = HUB[name][0] if name in HUB else recognise(rows)
-    splits = {"mbpp": list(MBPP_IDS), "kodcode": ["train", "use_with_caution"]}.get(form, [])
+    splits = list(MBPP_IDS) if form == "mbpp" else []
+    if name == "kodcode":  # a file of it is one split
+        splits = ["train", "use_with_caution"]
     if split and split not in splits:
         raise ValueError(f"{name} has no split {split!r}: expected {' or '.join(splits) or 'none'}")
     if version and name != "livecodebench":
