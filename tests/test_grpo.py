@@ -125,7 +125,7 @@ HANDMADE = [
 ]
 
 
-def test_the_example_of_the_file_shows_the_clip_and_the_kl(capsys):  # D11, D12
+def test_the_clip_by_hand(capsys):  # D11, D12
     runpy.run_path(grpo.__file__, run_name="__main__")
     shown = [line.split() for line in capsys.readouterr().out.splitlines()]
     for row in HANDMADE:

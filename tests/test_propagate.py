@@ -62,7 +62,7 @@ def rebuilt(node, change):
 # The credit rules
 
 
-def test_the_example_of_the_file_is_the_worked_one(capsys):
+def test_the_worked_example(capsys):
     runpy.run_path(module.__file__, run_name="__main__")
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     # Attempt, turn, reward; then credit and advantage by GRPO, MERS and MARS. a has failed with 0.5

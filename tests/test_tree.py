@@ -105,7 +105,7 @@ def test_identical_programs_for_a_problem_run_only_once():
 
 @settings(max_examples=30)
 @given(st.integers(1, 3), st.integers(1, 3), st.integers(1, 3), st.randoms())
-def test_the_shape_of_any_tree_and_what_its_nodes_hold(n_problems, turns, group_size, rng):  # D42
+def test_the_shape_of_any_tree(n_problems, turns, group_size, rng):  # D42
     script = Script([rng.choice([0.0, 0.5, 1.0]) for _ in range(200)])
     trees = grow(script, "abc"[:n_problems], turns, group_size)
     full = sum(group_size**turn for turn in range(1, turns + 1))
