@@ -6,7 +6,7 @@
     python results/all.py --make --model FOLDER --humaneval HumanEval.jsonl.gz
                                                  also those of a real model
 
-A result is older if one of the files that it measured has changed since the commit that it names.
+A result is older if a file that it measures has changed since its commit.
 Stopped, the same command goes on: what is made is no longer older, and study.py and real.py go on
 inside. At the end the tables of results/README.md are put in.
 """
@@ -22,6 +22,7 @@ import record
 from record import EXECUTOR, LEARNING, STUDY
 
 LOOP = [*STUDY, "support/run.py", "support/metrics.py"]
+REAL = [*LOOP, "results/real.py", "results/start.py"]
 SPEED = [*LEARNING, *EXECUTOR, "results/speed.py", "results/speed_model.py"]
 SPEED += ["results/speed_limit.py"]
 OLD = "89fc813"  # the last commit before the rebuild
@@ -57,7 +58,7 @@ def speed(measure: str, more: str = "", **rows: str) -> list[Result]:
 
 RESULTS = [
     Result("main", "murphy.py", "main.log", LOOP, log=True),
-    Result("study", "results/study.py --seeds 5", "study.csv", STUDY),
+    Result("study", "results/study.py --seeds 10", "study.csv", STUDY),
     *speed("update", f" --old {OLD}"),
     *speed("sampling", f" --old {OLD}", prompts="1"),
     *speed("sampling", f" --old {OLD} --prompts 4", prompts="4"),
@@ -68,27 +69,34 @@ RESULTS = [
     Result("endurance", "results/speed.py endurance", "speed_endurance.csv", EXECUTOR),
     Result("kill", "results/kill.py", "kill.log", LOOP, log=True),
     Result("memory", "results/memory.py", "memory.csv", [*LEARNING, "support/ranks.py"]),
-    Result("real", "results/real.py --model MODEL --output runs/real-CODE", "real.csv", LOOP),
+    Result("real", "results/real.py --model MODEL --output runs/real-CODE", "real.csv", REAL),
     Result(
         "graders",
         "results/graders.py --model MODEL --humaneval HUMANEVAL --output runs/graders-CODE",
         "graders.csv",
-        [*EXECUTOR, "evaluate.py", "support/compare.py"],
+        [*EXECUTOR, "evaluate.py", "support/compare.py", "results/graders.py", "results/start.py"],
     ),
 ]
 
 
 def lacks(result: Result, word: str, given: str) -> bool:
+    """Whether a command needs an option of this script that was not given."""
     return word in result.command and not given
+
+
+def whole(path: str) -> str:
+    """A path that is also right in the project's root, where the commands run."""
+    return str(Path(path).absolute()) if path else ""
 
 
 def make(result: Result, model: str, humaneval: str) -> bool:
     """Run a result's command; whether it ended well."""
-    command = result.command.replace("MODEL", shlex.quote(model))
-    command = command.replace("HUMANEVAL", shlex.quote(humaneval))
-    command = command.replace("CODE", record.last_change(result.measures))
+    words = {"MODEL": model, "HUMANEVAL": humaneval}
+    code = record.last_change(result.measures)
+    parts = [words.get(word, word.replace("CODE", code)) for word in result.command.split()]
+    command = shlex.join(parts)
     print(f"\n{result.name}: python {command}", flush=True)
-    running = [sys.executable, *shlex.split(command)]
+    running = [sys.executable, *parts]
     if not result.log:
         return subprocess.run(running, cwd=record.ROOT, check=False).returncode == 0
 
@@ -127,10 +135,10 @@ def main() -> None:
         if not result.older():
             print(f"{result.name}: up to date")
         elif not args.make:
-            print(f"{result.name}: older    python {result.command}")
+            print(f"{result.name}: older    python results/all.py --make {result.name}")
         elif lacks(result, "MODEL", args.model) or lacks(result, "HUMANEVAL", args.humaneval):
             print(f"{result.name}: older; left out, because it needs --model or --humaneval")
-        elif not make(result, args.model, args.humaneval):
+        elif not make(result, whole(args.model), whole(args.humaneval)):
             failed.append(result.name)
     if args.make:
         report = [sys.executable, str(record.HERE / "report.py"), "--write"]

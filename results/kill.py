@@ -2,9 +2,9 @@
 
     python results/kill.py        about 5 minutes on two free cores
 
-After each kill the checkpoint must hold all steps but those since it was due last. In the end the
-metrics (without their seconds), trees, evaluations and weights are compared with those of a run
-that nothing happened to: they must be the same bytes.
+After each kill the checkpoint must hold every step up to the last one at which it was due. In the
+end the metrics (without their seconds), trees, evaluations and weights are compared with those of a
+run that nothing happened to: they must be the same bytes.
 """
 
 # ruff: noqa: E402
@@ -14,6 +14,7 @@ import json
 import multiprocessing
 import random
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -32,6 +33,7 @@ SECONDS = ("sampling", "executing", "updating")
 
 
 def quietly(config: Config) -> None:
+    """A run whose words go to a file."""
     with (
         open(f"{config.output}.log", "a") as log,
         contextlib.redirect_stdout(log),
@@ -69,7 +71,7 @@ def begin(folder: Path, base: Path, args: argparse.Namespace) -> multiprocessing
 
 
 def left(folder: Path) -> list:
-    """What a run leaves behind and must be the same; seconds differ in any two runs."""
+    """What a run leaves that must be the same in both; its seconds are left out."""
     lines = []
     for line in map(json.loads, (folder / "metrics.jsonl").read_text().splitlines()):
         lines.append({name: value for name, value in line.items() if name not in SECONDS})
@@ -83,23 +85,34 @@ def steps_in_log(folder: Path) -> int:
     return log.read_bytes().count(b"\n") if log.exists() else 0
 
 
-def kill(folder: Path, base: Path, moment: float, args: argparse.Namespace) -> tuple[int, int]:
+def unfinished_save(folder: Path) -> int:
+    """When the save that was never finished began to write, in nanoseconds; 0: there is none."""
+    path = folder / "checkpoint.new"
+    return path.stat().st_mtime_ns if path.exists() else 0
+
+
+def kill(
+    folder: Path, base: Path, at_start: bool, moment: float, args: argparse.Namespace
+) -> tuple[int, int]:
     """Run, then kill -9; (steps made, steps that the checkpoint holds).
 
-    moment: from 0 to 1. Below a fifth the kill comes while the run starts, else after its first new
-    step. So it hits all parts of a run on a slow machine, too.
+    One kill in five comes while the run starts, the others once it has made a step. Then a part
+    `moment` of --seconds passes. So the kills hit steps and saves on a slow machine, too.
     """
     process = begin(folder, base, args)
     before = steps_in_log(folder)
-    if moment >= 0.2:
+    if not at_start:
         while process.is_alive() and steps_in_log(folder) <= before:
             time.sleep(0.01)
     process.join(moment * args.seconds)
     process.kill()
     process.join()
-    if process.exitcode == 0:
+    if process.exitcode != -signal.SIGKILL:
         sys.exit("kill.py: the run ended before it was killed; nothing is shown: raise --steps")
-    state = load(folder)  # a sentence, and the end, if it cannot be read
+    try:
+        state = load(folder)
+    except ValueError as error:
+        sys.exit(f"kill.py: {error}")
     return steps_in_log(folder), state["step"] if state else 0
 
 
@@ -129,8 +142,9 @@ def main() -> None:
         base = toy.base_model("cutoff", 0, Path(top), steps=100, batch=16)
         folder = Path(top) / "broken"
         for number in range(args.kills):
-            made, kept = kill(folder, base, rng.random(), args)
-            in_a_save += (folder / "checkpoint.new").exists()
+            before = unfinished_save(folder)
+            made, kept = kill(folder, base, number % 5 == 0, rng.random(), args)
+            in_a_save += unfinished_save(folder) > before
             lost.append(made - kept)
             print(f"kill {number + 1}: {made} steps made, {kept} in the checkpoint", flush=True)
             if kept < saved or lost[-1] > args.save_every:

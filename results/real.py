@@ -1,15 +1,17 @@
-"""A real pretrained model on a CPU: does it learn to correct itself? SmolLM2-135M-Instruct on MBPP.
+"""A real pretrained model on a CPU: does it learn to correct itself? SmolLM2-135M-Instruct.
 
-    python results/real.py --model FOLDER --mbpp mbpp.jsonl --output FOLDER
-    python results/real.py ... --direct --methods mars --seeds 1      without the supervised start
+    python results/real.py --model FOLDER --output FOLDER                               all of it
+    python results/real.py --model FOLDER --output FOLDER --methods mars --seeds 1      a part
 
-1. Start (start.py): supervised, in the product's own prompts and fences, on references of half of
-   MBPP's training problems, and on repairs: a reference with a planted fault, what the executor
-   says of it, and the reference. It teaches answers that end. All methods share it.
-2. Choose problems that the start solves sometimes: training ones from the other half, held-out ones
-   from MBPP's test split. What is reported is sampled anew.
-3. Train with MARS, MERS, none, and GRPO with as many programs a step as MARS had.
-4. Evaluate all by chains of three attempts; write real.csv and real.png beside this file.
+The problems are those of world A, in the model's own chat template. (On MBPP a model of this size
+solves too little to learn from: see README.md.)
+
+1. Start (start.py): the model is trained on right answers, and on repairs: a program with a planted
+   fault, what the executor says of it, and the right program. So it learns to end its answers. All
+   methods begin from it.
+2. Train with MARS, MERS, none, and GRPO with as many programs a step as MARS had.
+3. Evaluate all by chains of three attempts. Beside this file: real.csv has a row for each model.
+   real_paired.csv has a method's gain minus that of a peer; the gain is Iter-3 minus Iter-1.
 
 Each stage leaves its files in --output, and the same command goes on where it was stopped.
 """
@@ -17,66 +19,30 @@ Each stage leaves its files in --output, and the same command goes on where it w
 # ruff: noqa: E402
 import argparse
 import json
-import random
 import subprocess
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from statistics import mean
 
 import record
 import report
-import torch
 from start import make_start
 
 import executor
 from evaluate import bootstrap, iter_k
-from support.problems import Problem, load_problems
+from support import toy
 from support.run import write
-from support.sampling import Sampler, load_model
-from tree import build_trees
 
 K = 3  # attempts in a chain
-CPU = torch.device("cpu")
-SAMPLING = {"temperature": 0.6, "max_new_tokens": 128}  # of murphy.py and evaluate.py
+METHODS = ("mars", "mers", "none", "grpo")
+PEERS = ("start", "none", "grpo")  # what a method is compared with
+# The same in training and evaluation; start.py shows feedback of this kind, too.
+SAMPLING = {"temperature": 1.0, "max_new_tokens": 80, "feedback_tests": 3}
 TRAINING = {  # options of murphy.py
-    "problems_per_step": 3, "minibatches": 1, "learning_rate": 2e-5, "warmup": 3,
-    "micro_tokens": 4096, "eval_every": 0, "eval_iterations": 1, "eval_count": 1, "save_every": 5,
+    "problems": "doctest", "problems_per_step": 4, "minibatches": 1, "learning_rate": 4e-5,
+    "warmup": 3, "micro_tokens": 4096, "eval_every": 0, "eval_iterations": 1, "eval_count": 1,
+    "save_every": 5,
 }  # fmt: skip
-
-
-def load_short(args: argparse.Namespace, *splits: str) -> list[Problem]:
-    """The problems of some splits whose reference is short, in a fixed random order."""
-    found = []
-    for split in splits:
-        found += load_problems(args.mbpp, split=split, execute=executor.run_many)
-    short = [p for p in found if len(p.reference.strip().splitlines()) <= args.lines]
-    random.Random(0).shuffle(short)
-    return short
-
-
-def choose(args: argparse.Namespace, start: Path, name: str, problems: list[Problem]) -> Path:
-    """Write the first `--problems` problems that the start solves in 1 to 7 of 8 attempts."""
-    path = args.output / f"{name}.jsonl"
-    if path.exists():
-        return path
-    model, tokenizer = load_model(str(start), CPU)
-    sample = Sampler(model, tokenizer, max_new_tokens=128, temperature=0.6)
-    torch.manual_seed(0)
-    chosen, tried = [], 0
-    while len(chosen) < args.problems and tried < len(problems):
-        part = problems[tried : tried + 16]
-        tried += len(part)
-        trees = build_trees(part, sample, executor.run_many, turns=1, group_size=8)
-        for problem, tree in zip(part, trees, strict=True):
-            if 0 < sum(node.solved for node in tree.children) < 8:
-                chosen.append(problem)
-    lines = [json.dumps(asdict(problem)) + "\n" for problem in chosen[: args.problems]]
-    print(f"{name}: {len(lines)} problems, {tried} were tried", flush=True)
-    if not lines:
-        sys.exit(f"real.py: the start solves none of the {name} problems sometimes")
-    write(path, "".join(lines))
-    return path
 
 
 def python(script: str, *flags: str, **options: object) -> None:
@@ -84,64 +50,159 @@ def python(script: str, *flags: str, **options: object) -> None:
     command = [sys.executable, str(record.ROOT / script), *flags]
     for name, value in options.items():
         command += ["--" + name.replace("_", "-"), str(value)]
-    subprocess.run(command, check=True)
+    if subprocess.run(command, check=False).returncode:
+        sys.exit(f"real.py: {script} did not end well; the same command goes on")
 
 
 def train(args: argparse.Namespace, start: Path, method: str, seed: int) -> Path:
     """Train one method from the start; a stopped run goes on from its checkpoint."""
     folder = args.output / f"{method}-seed{seed}"
-    if (folder / "model.safetensors").exists():
+    if (folder / "done").exists():
         return folder
     if (folder / "settings.json").exists():
         python("murphy.py", "--resume", output=folder)
-        return folder
-    rule = {"turns": 2, "credit": method, "group_size": 4}
-    if method == "grpo":  # as many programs a step as MARS had
-        log = (args.output / f"mars-seed{seed}" / "metrics.jsonl").read_text()
-        programs = mean(json.loads(line)["programs"] for line in log.splitlines())
-        group = round(programs / TRAINING["problems_per_step"])
-        rule = {"turns": 1, "credit": "none", "group_size": group}
-    rule |= {"problems": args.output / "train.jsonl"}
-    rule |= {"eval_problems": args.output / "held-out.jsonl"}
-    run = {"steps": args.steps, "seed": seed, "output": folder}
-    python("murphy.py", model=start, **rule, **run, **TRAINING, **SAMPLING)
+    else:
+        rule = {"turns": 2, "credit": method, "group_size": 4}
+        if method == "grpo":
+            rule = {"turns": 1, "credit": "none", "group_size": matched(args, seed)}
+        run = {"model": start, "steps": args.steps, "seed": seed, "output": folder}
+        python("murphy.py", **rule, **run, **TRAINING, **SAMPLING)
+    write(folder / "done", "")
     return folder
 
 
-def evaluate(args: argparse.Namespace, model: Path, name: str, seed: int) -> list[dict]:
-    """Iter-k of a model on the held-out problems, and what later attempts add to the first."""
+def matched(args: argparse.Namespace, seed: int) -> int:
+    """The group size with which GRPO gets as many programs a step as MARS had on average."""
+    peer = args.output / f"mars-seed{seed}"
+    if not (peer / "done").exists():
+        sys.exit("real.py: grpo gets as many programs as mars had, so train mars first")
+    lines = (peer / "metrics.jsonl").read_text().splitlines()
+    programs = mean(json.loads(line)["programs"] for line in lines)
+    return round(programs / TRAINING["problems_per_step"])
+
+
+def evaluate(args: argparse.Namespace, model: Path, name: str, seed: int) -> None:
+    """Chains of three attempts at each held-out problem; the result stays in a folder."""
     folder = args.output / f"eval-{name}-seed{seed}"
     if not (folder / "result.json").exists():
-        held_out = args.output / "held-out.jsonl"
-        chains = {"iterations": K, "samples": args.samples, "seed": seed, "output": folder}
-        python("evaluate.py", model=model, benchmark=held_out, **chains, **SAMPLING)
-    result = json.loads((folder / "result.json").read_text())
-    entries = list(result["problems"].values())
-    commit = (args.output / "commit").read_text()
-    row = {"commit": commit, "method": name, "seed": seed, "problems": len(entries)}
-    for k in range(1, K + 1):
-        row[f"iter_{k}"] = round(100 * mean(iter_k(entry, k) for entry in entries), 1)
-    gains = [100 * (iter_k(entry, K) - iter_k(entry, 1)) for entry in entries]
-    low, high = bootstrap(gains)
-    row |= {"gain": round(mean(gains), 1), "low": round(low, 1), "high": round(high, 1)}
-    made = result["chain"]
-    for count in ("repeated", "truncated"):
-        row[count] = round(100 * made[count] / made["attempts"], 1)
-    return [row]
+        what = {"model": model, "benchmark": "doctest", "limit": args.held_out}
+        how = {"iterations": K, "seed": seed, "chunk": 64}
+        python("evaluate.py", output=folder, **what, **how, **SAMPLING)
+
+
+def results(output: Path) -> dict[tuple[str, int], dict]:
+    """The evaluations in a folder: (method, seed) -> summary."""
+    found = {}
+    for path in sorted(output.glob("eval-*-seed*/result.json")):
+        method, seed = path.parent.name.removeprefix("eval-").split("-seed")
+        found[method, int(seed)] = json.loads(path.read_text())
+    return found
+
+
+def gains(summary: dict) -> dict[str, float]:
+    """Problem -> what the later attempts of its chain add to the first, in points: 0 or 100."""
+    entries = summary["problems"].items()
+    return {name: 100 * (iter_k(entry, K) - iter_k(entry, 1)) for name, entry in entries}
+
+
+def scores(found: dict, commit: str) -> list[dict]:
+    """A row for each evaluation, in percent.
+
+    gain: Iter-3 minus Iter-1, with its interval. repaired: of the chains that failed at first, how
+    many were solved later. repeated: of all attempts, how many their chain had made before.
+    """
+    rows = []
+    for (method, seed), summary in found.items():
+        entries = summary["problems"].values()
+        row = {"commit": commit, "method": method, "seed": seed, "problems": len(entries)}
+        at = [100 * mean(iter_k(entry, k) for entry in entries) for k in range(1, K + 1)]
+        row |= {f"iter_{k}": round(score, 1) for k, score in enumerate(at, 1)}
+        row |= interval("gain", [*gains(summary).values()])
+        row["repaired"] = round(100 * (at[-1] - at[0]) / (100 - at[0]), 1) if at[0] < 100 else ""
+        made = summary["chain"]
+        row["repeated"] = round(100 * made["repeated"] / made["attempts"], 1)
+        row["truncated"] = round(100 * made["truncated"] / made["attempts"], 1)
+        rows.append(row)
+    return rows
+
+
+def interval(name: str, values: list[float]) -> dict[str, float]:
+    """The mean of some values, one for each problem, and its 95% bootstrap interval."""
+    low, high = bootstrap(values)
+    return {name: round(mean(values), 1), "low": round(low, 1), "high": round(high, 1)}
+
+
+def paired(found: dict, commit: str) -> list[dict]:
+    """How much more a method gains than its peers, problem by problem.
+
+    For each problem the difference is averaged over the seeds that both have. The interval is over
+    problems: it says nothing of other seeds, or of another start. seeds_low and seeds_high are the
+    smallest and the largest mean of one seed.
+    """
+    rows = []
+    for method in METHODS:
+        for peer in PEERS:
+            seeds = [seed for name, seed in found if name == method and (peer, seed) in found]
+            if method == peer or not seeds:
+                continue
+            by_seed = [differences(found[method, seed], found[peer, seed]) for seed in seeds]
+            values = [mean(differ[name] for differ in by_seed) for name in by_seed[0]]
+            of_seeds = [round(mean(differ.values()), 1) for differ in by_seed]
+            row = {"commit": commit, "method": method, "peer": peer, "seeds": len(seeds)}
+            row |= interval("more_gain", values)
+            row |= {"seeds_low": min(of_seeds), "seeds_high": max(of_seeds)}
+            rows.append(row)
+    return rows
+
+
+def differences(ours: dict, theirs: dict) -> dict[str, float]:
+    """Problem -> by how much our gain is larger than theirs."""
+    theirs = gains(theirs)
+    return {name: gain - theirs[name] for name, gain in gains(ours).items()}
 
 
 def draw(rows: list[dict], path: Path) -> None:
-    """Iter-1 to Iter-3 of each method, a thin line for each seed."""
+    """Iter-1 to Iter-3 of each method, a line for each seed."""
     report.plt.rcParams.update(report.STYLE)
     _, axes = report.plt.subplots(figsize=(5, 3.6))
+    named = set()  # methods that the legend has
     for row in rows:
-        name = "base" if row["method"] == "start" else row["method"]
-        label = row["method"] if row["seed"] == 1 else None
-        scores = [row[f"iter_{k}"] for k in range(1, K + 1)]
-        axes.plot(range(1, K + 1), scores, color=report.COLOURS[name], label=label)
+        method = row["method"]
+        colour = report.COLOURS["base" if method == "start" else method]
+        label = method if method not in named else None
+        named.add(method)
+        heights = [row[f"iter_{k}"] for k in range(1, K + 1)]
+        axes.plot(range(1, K + 1), heights, color=colour, label=label)
     axes.set(xlabel="attempts (k)", ylabel="held-out problems solved, %", xticks=range(1, K + 1))
     axes.legend()
     report.plt.savefig(path, dpi=130, bbox_inches="tight", metadata={"Software": ""})
+
+
+def write_tables(args: argparse.Namespace) -> None:
+    """real.csv, real_paired.csv and real.png, of all evaluations in --output and of no others."""
+    found, commit = results(args.output), (args.output / "commit").read_text()
+    for name, rows in (("real", scores(found, commit)), ("real_paired", paired(found, commit))):
+        path = args.table / f"{name}.csv"
+        record.replace(path, rows, [])  # all rows agree in no column: the file is made anew
+        print(report.csv_table(path))
+    draw(scores(found, commit), args.table / "real.png")
+
+
+def check_same(args: argparse.Namespace) -> None:
+    """All stages in a folder are of one commit and of the same options; else the program ends."""
+    fixed = {"model": args.model, "shown": args.shown, "epochs": args.epochs, "steps": args.steps}
+    fixed |= {"start_rate": args.start_rate, "held_out": args.held_out}
+    fixed |= {"training": TRAINING, "sampling": SAMPLING}
+    path = args.output / "options.json"
+    if not path.exists():
+        write(path, json.dumps(fixed))
+        write(args.output / "commit", record.commit())
+    before = json.loads(path.read_text())
+    changed = [name for name in fixed if before[name] != fixed[name]]
+    if changed:
+        sys.exit(
+            f"real.py: {args.output} was begun with other {', '.join(changed)}: name a new one"
+        )
 
 
 def main() -> None:
@@ -149,42 +210,27 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", required=True, help="folder of SmolLM2-135M-Instruct")
-    parser.add_argument("--mbpp", required=True, help="mbpp.jsonl, with all splits")
     parser.add_argument("--output", required=True, type=Path, help="folder of all stages")
-    parser.add_argument("--direct", action="store_true", help="leave the supervised start out")
-    parser.add_argument("--methods", nargs="+", default=["mars", "mers", "none", "grpo"])
+    parser.add_argument("--methods", nargs="+", default=METHODS, choices=METHODS)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--epochs", type=int, default=2, help="of the start")
-    parser.add_argument("--start-rate", type=float, default=2e-5, help="learning rate of the start")
-    parser.add_argument("--lines", type=int, default=8, help="of a reference, at most")
-    parser.add_argument("--problems", type=int, default=40, help="to train on, and held out")
-    parser.add_argument("--steps", type=int, default=30)
-    parser.add_argument("--samples", type=int, default=8, help="chains of each held-out problem")
+    parser.add_argument("--first-seed", type=int, default=1)
+    parser.add_argument("--shown", type=int, default=120, help="problems that the start imitates")
+    parser.add_argument("--epochs", type=int, default=1, help="of the start")
+    parser.add_argument("--start-rate", type=float, default=5e-5, help="learning rate of the start")
+    parser.add_argument("--steps", type=int, default=40, help="of each method")
+    parser.add_argument("--held-out", type=int, default=120, help="problems to evaluate")
     parser.add_argument("--table", type=Path, default=record.HERE, help="folder of real.csv")
     args = parser.parse_args()
-    if "grpo" in args.methods and args.methods[0] != "mars":
-        sys.exit("real.py: grpo gets as many programs as mars had, so --methods begins with mars")
     args.output.mkdir(parents=True, exist_ok=True)
-    began = args.output / "commit"  # all stages in a folder are of the code that began it
-    if not began.exists():
-        write(began, record.commit())
+    check_same(args)
 
-    training = load_short(args, "train", "validation")
-    half = len(training) // 2
-    start = Path(args.model)
-    if not args.direct:
-        folder = args.output / "start"
-        start = make_start(args.model, folder, training[:half], args.epochs, args.start_rate)
-    choose(args, start, "train", training[half:])
-    choose(args, start, "held-out", load_short(args, "test"))
-    rows = []
-    for seed in range(1, args.seeds + 1):
-        rows += evaluate(args, start, "start", seed)
+    shown = toy.problems("doctest", "train", args.shown, "start")
+    start = make_start(args.model, args.output / "start", shown, args.epochs, args.start_rate)
+    for seed in range(args.first_seed, args.first_seed + args.seeds):
+        evaluate(args, start, "start", seed)
         for method in args.methods:
-            rows += evaluate(args, train(args, start, method, seed), method, seed)
-    record.replace(args.table / "real.csv", rows, ["method", "seed"])
-    draw(rows, args.table / "real.png")
-    print(report.csv_table(args.table / "real.csv"))
+            evaluate(args, train(args, start, method, seed), method, seed)
+    write_tables(args)
     executor.close()
 
 

@@ -22,7 +22,7 @@ JUDGE = ("judge", "plan", "link", "wire", "sandbox", "confine", "syscalls")
 EXECUTOR = ["executor.py", *(f"support/{name}.py" for name in JUDGE)]
 LEARNING = ["grpo.py", "murphy.py", "propagate.py", "tree.py"]
 LEARNING += ["support/packing.py", "support/sampling.py", "support/toy.py"]
-STUDY = [*EXECUTOR, *LEARNING, "evaluate.py", "support/state.py"]
+STUDY = [*EXECUTOR, *LEARNING, "evaluate.py", "support/settings.py", "support/state.py"]
 
 Rows = list[dict]
 
@@ -99,4 +99,4 @@ def commits(path: Path, **wanted: str) -> list[str]:
 
 def is_current(since: str, files: Sequence[str] = STUDY) -> bool:
     """Whether what was made at a commit was made with these files as they are now."""
-    return since == commit() or not changed(since, files)
+    return bool(since) and not changed(since, files)

@@ -9,6 +9,7 @@ and each repair of a planted fault, in the prompts and fences that murphy.py use
 # ruff: noqa: E402
 import ast
 import random
+from itertools import chain
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -17,12 +18,13 @@ import record  # noqa: F401  it makes the project importable
 import torch
 
 import executor
-from grpo import pad_rows, token_logprobs
+from support.packing import rows_logprobs
 from support.problems import Problem
 from support.run import load, save
 from support.sampling import encode, load_model
 from tree import first_messages, refinement_messages
 
+LONGEST = 600  # tokens of a demonstration: a longer one needs more memory than it teaches
 SWAPS = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Add, ast.FloorDiv: ast.Div}
 SWAPS |= {ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt}
 SWAPS |= {ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.And: ast.Or, ast.Or: ast.And}
@@ -55,23 +57,26 @@ def plant_fault(code: str, rng: random.Random) -> str:
 
 
 def fenced(code: str) -> str:
-    """A program as an answer; most of MBPP's references have CRLF line ends."""
-    code = code.replace("\r\n", "\n").strip()
-    return f"```python\n{code}\n```"
+    """A program as an answer.
+
+    It is written by ast.unparse, so that style does not tell right programs from faulty ones.
+    """
+    return f"```python\n{ast.unparse(ast.parse(code))}\n```"
 
 
 def demonstrations(problems: list[Problem], rng: random.Random) -> list[tuple[list, str]]:
-    """Chats and the answers to imitate: each reference, and it again after a planted fault."""
-    chats, faulty = [], []
-    for problem in problems:
-        chats.append((first_messages(problem), fenced(problem.reference)))
-        faulty += [(problem, plant_fault(problem.reference, rng)) for _ in range(2)]
+    """Chats and the answers to imitate: each reference, and it again as the repair of a faulty one.
+
+    A problem's chats are neighbours. They share a prompt, which packing computes once.
+    """
+    chats = {p.id: [(first_messages(p), fenced(p.reference))] for p in problems}
+    faulty = [(problem, plant_fault(problem.reference, rng)) for problem in problems]
     faulty = [job for job in faulty if job[1]]
     for (problem, code), result in zip(faulty, executor.run_many(faulty), strict=True):
         if result.reward < 1:
             messages = refinement_messages(first_messages(problem), fenced(code), result.feedback)
-            chats.append((messages, fenced(problem.reference)))
-    return chats
+            chats[problem.id].append((messages, fenced(problem.reference)))
+    return list(chain.from_iterable(chats.values()))
 
 
 def make_start(base: str, folder: Path, problems: list, epochs: int, rate: float) -> Path:
@@ -85,8 +90,13 @@ def make_start(base: str, folder: Path, problems: list, epochs: int, rate: float
     for messages, answer in demonstrations(problems, random.Random(0)):
         ids = tokenizer.encode(answer, add_special_tokens=False) + [tokenizer.eos_token_id]
         rows.append((encode(tokenizer, messages), ids))
-    rows = [row for row in rows if len(row[0]) + len(row[1]) <= 600]
-    print(f"start: {len(rows)} demonstrations, {sum(len(ids) for _, ids in rows)} tokens to learn")
+    long = [row for row in rows if len(row[0]) + len(row[1]) > LONGEST]
+    rows = [row for row in rows if row not in long]
+    batches = [rows[first : first + 8] for first in range(0, len(rows), 8)]
+    learned = sum(len(ids) for _, ids in rows)
+    print(
+        f"start: {len(rows)} demonstrations, {learned} tokens to learn; {len(long)} were too long"
+    )
 
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.0)
     state = load(unfinished) or {"step": 0}
@@ -94,7 +104,7 @@ def make_start(base: str, folder: Path, problems: list, epochs: int, rate: float
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
     for epoch in range(state["step"], epochs):
-        loss = imitate(model, optimizer, random.Random(epoch).sample(rows, len(rows)))
+        loss = imitate(model, optimizer, random.Random(epoch).sample(batches, len(batches)))
         print(f"start: epoch {epoch + 1} of {epochs}, loss {loss:.3f}", flush=True)
         weights = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
         save(unfinished, {"step": epoch + 1, **weights})
@@ -104,13 +114,11 @@ def make_start(base: str, folder: Path, problems: list, epochs: int, rate: float
     return unfinished.rename(folder)
 
 
-def imitate(model: Any, optimizer: Any, rows: list) -> float:
-    """One epoch in batches of eight rows: the mean of their cross-entropies."""
+def imitate(model: Any, optimizer: Any, batches: list) -> float:
+    """Train for one epoch; returns the mean loss of its batches."""
     losses = []
-    for first in range(0, len(rows), 8):
-        batch = sorted(rows[first : first + 8], key=lambda row: len(row[0]))
-        *inputs, mask = pad_rows(batch, 0)
-        logp = token_logprobs(model, *inputs, mask)
+    for rows in batches:
+        logp, mask = rows_logprobs(model, rows)
         loss = -logp[mask].mean()
         optimizer.zero_grad()
         loss.backward()
