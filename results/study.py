@@ -1,7 +1,7 @@
 """The paper's claims on two toy worlds, with seeds and spread.
 
-    python results/study.py                            seeds 1 to 5, about 90 minutes on two cores
-    python results/study.py --seeds 1                  one seed, without ablations, about 10 minutes
+    python results/study.py                            seeds 1 to 5, about two hours on two cores
+    python results/study.py --seeds 1                  one seed, without ablations: 15 minutes
     python results/study.py --seeds 10 --worlds cutoff
 
 For each seed one base model is warm-started, and each method trains from it with the same number of
@@ -92,8 +92,8 @@ METHODS = [  # in the order of running: `base` first, the matched method before 
     Method("cutoff", "grpo", 10, MAIN, B | GRPO),
     Method("cutoff", "none", 10, MAIN, B | {"credit": "none"}),
     Method("cutoff", "mars", 10, REST, B | {"credit": "mars"}),
-    Method("cutoff", "mers-300", 5, REST, B | {"credit": "mers", "steps": 300}),
-    Method("cutoff", "none-300", 5, REST, B | {"credit": "none", "steps": 300}),
+    Method("cutoff", "mers-300", 5, ABLATION, B | {"credit": "mers", "steps": 300}),
+    Method("cutoff", "none-300", 5, ABLATION, B | {"credit": "none", "steps": 300}),
     Method(
         "cutoff", "mars-g8-s3", 3, ABLATION,
         B | {"turns": 3, "group_size": 8, "problems_per_step": 3},
