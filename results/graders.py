@@ -96,20 +96,20 @@ def main() -> None:
         for task, text in completions(made, known, 1, args.output / "references.jsonl"):
             judged.add((kind, task, text, solved[task]))
 
-    counts: dict[str, list[int]] = {}  # kind -> programs, passed with us, with them, disagreed
+    verdicts: dict[str, list[tuple]] = {}  # kind -> (ours, theirs) for each program
     for kind, task, text, solved in sorted(judged):
         passed = official(rows, task, text)
         if solved != passed:
             print(f"{kind}, {task}: we say {solved}, they {passed}:\n{text}\n", flush=True)
-        added = (1, solved, passed, solved != passed)
-        before = counts.get(kind, [0] * len(added))
-        counts[kind] = [int(count + more) for count, more in zip(before, added, strict=True)]
-    columns = ("number", "passed", "passed, official", "disagree")
+        verdicts.setdefault(kind, []).append((solved, passed))
     table = []
-    for kind, numbers in counts.items():
-        row = {"commit": record.commit(), "programs": kind}
-        table.append(row | dict(zip(columns, numbers, strict=True)))
-        print(table[-1])
+    for kind, both in verdicts.items():
+        row = {"commit": record.commit(), "programs": kind, "number": len(both)}
+        row["passed"] = sum(ours for ours, _ in both)
+        row["passed, official"] = sum(theirs for _, theirs in both)
+        row["disagree"] = sum(ours != theirs for ours, theirs in both)
+        table.append(row)
+        print(row)
     record.replace(record.HERE / "graders.csv", table, ["programs"])
     executor.close()
 

@@ -181,15 +181,19 @@ def draw(rows: list[dict], path: Path) -> None:
 def write_tables(args: argparse.Namespace) -> None:
     """real.csv, real_paired.csv and real.png, of all evaluations in --output and of no others."""
     found, commit = results(args.output), (args.output / "commit").read_text()
-    for name, rows in (("real", scores(found, commit)), ("real_paired", paired(found, commit))):
+    of_models = scores(found, commit)
+    for name, rows in (("real", of_models), ("real_paired", paired(found, commit))):
         path = args.table / f"{name}.csv"
         record.replace(path, rows, [])  # all rows agree in no column: the file is made anew
         print(report.csv_table(path))
-    draw(scores(found, commit), args.table / "real.png")
+    draw(of_models, args.table / "real.png")
 
 
 def check_same(args: argparse.Namespace) -> None:
-    """All stages in a folder are of one commit and of the same options; else the program ends."""
+    """All stages in a folder are of the same options; else the program ends.
+
+    The commit that began the folder is written down with them, for the tables.
+    """
     fixed = {"model": args.model, "shown": args.shown, "epochs": args.epochs, "steps": args.steps}
     fixed |= {"start_rate": args.start_rate, "held_out": args.held_out}
     fixed |= {"training": TRAINING, "sampling": SAMPLING}
