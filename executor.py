@@ -359,9 +359,9 @@ def close() -> None:
 
 # ---------------------------------------------------------------------- feedback
 
-MARKS = (
-    re.compile(  # what chat templates read as control marks: a backslash goes behind its first sign
-        r"""
+# What chat templates read as control marks: escape() puts a backslash behind the first sign.
+MARKS = re.compile(
+    r"""
     (<) (?=                                                # a "<" before:
         [|\uff5c] | \w+\|> | </?SYS>> |                    # "|im_end|>", "endoftext|>", "<SYS>>"
         /? ( s | (?i: think(ing)? | pad | eo[sdpt] | [bs]o[sp] | pre | unk | mask | user | system
@@ -371,8 +371,7 @@ MARKS = (
     | (\[) (?= \| | /?g?[A-Z_]{3,}\] )                     # "[|endofturn|]", "[INST]", "[/INST]"
     | ` (?= `` ) | ~ (?= ~~ )                              # fences
     """,
-        re.VERBOSE,
-    )
+    re.VERBOSE,
 )
 INVISIBLE = re.compile(  # marks and fillers that Python calls printable
     "[\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"

@@ -153,7 +153,8 @@ class Run:
 
     def run_code(self) -> None:
         missing = {name: Missing(self.link, None, name) for name in self.plan.names}
-        self.program = missing | self.link.start()
+        found = self.link.start()
+        self.program = missing | found
         sys.modules["solution"] = Remote(self.link, MODULE, "solution")
         space = {"__name__": "test"}
         hooks = {
@@ -169,6 +170,7 @@ class Run:
                 exec(line, space)
         space |= self.program | hooks
         exec(self.plan.context, space)
+        space |= found  # a helper of the context that the program defines anew
         for part in self.plan.definitions:
             with contextlib.suppress(Exception):  # it fails again in its own text
                 exec(part, space)

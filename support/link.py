@@ -345,7 +345,7 @@ class Remote:
         open_to_tests = link.plan.objects or is_module
         if name != "__name__" and (name[:2] == "__" or not open_to_tests):
             if name[:2] != "__":  # python looks for some of those itself
-                link.shortfall = f"a test uses {name} of an object that stays with the program"
+                link.shortfall = not_hosted(name)
             raise AttributeError(f"{self!r} has no attribute {name!r}")
         if link.empty:
             return Missing(link, None, name)
@@ -375,7 +375,7 @@ class Remote:
             return f"<{self._label} object>"
         if name in ("__bool__", "__hash__"):
             return name == "__bool__" or hash(self._number)
-        self._link.shortfall = f"a test uses {name} of an object that stays with the program"
+        self._link.shortfall = not_hosted(name)
         raise TypeError(f"<{self._label} object> has no {name}")
 
     def __eq__(self, other: Any) -> bool:
@@ -390,6 +390,10 @@ class Remote:
     def __reduce_ex__(self, protocol: Any) -> Any:
         self._link.shortfall = "a test copies an object of the program"
         raise TypeError(self._link.shortfall)
+
+
+def not_hosted(name: str) -> str:
+    return f"a test uses {name} of an object that stays with the program"
 
 
 def operator_method(name: str) -> Any:

@@ -151,7 +151,8 @@ class Plan:
         self.names |= modules | {node.attr for node in uses if ast.unparse(node.value) in modules}
         if not reference.body or "*" in self.names:  # all that nobody else defines
             owners = {getattr(node.value, "id", "") for node in uses}
-            self.names |= used - own_names(tests) - set(dir(builtins))
+            own = own_names(tests) | own_names(ast.parse(self.context))
+            self.names |= used - own - set(dir(builtins))
             self.names -= owners & sys.stdlib_module_names
         self.names -= {"*", ""}
         self.wanted = self.names & (used | words(self.entry.replace(".", " ")))

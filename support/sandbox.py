@@ -59,12 +59,14 @@ class Program:
         main = start["module"] == "__main__"
         module = types.ModuleType(start["module"])
         sys.modules[start["module"]] = sys.modules["__main__"] = module
-        error = define(module, start["context"], start["code"])
+        context, error = define(module, start["context"], start["code"])
         if main:
             error = end_main(module, error)
         self.keep(module)  # the judge knows it by the number 0
-        wanted = {name: getattr(module, name) for name in start["wanted"] if hasattr(module, name)}
-        self.reply(error, wanted)
+        found = {name: getattr(module, name) for name in start["wanted"] if hasattr(module, name)}
+        # What the context has defined, and the program has not defined anew, is no part of it.
+        own = {n: x for n, x in found.items() if n not in context or context[n] is not x}
+        self.reply(error, own)
         while not main:
             self.answer(receive(self.connection))
 
@@ -174,18 +176,22 @@ def run_named(name: str, owner: Any, *args: Any, **kwargs: Any) -> Any:
     return function(owner, *args)
 
 
-def define(module: types.ModuleType, context: str, code: str) -> BaseException | None:
-    """Run the problem's context and the program in a module; what it raised."""
-    space = module.__dict__
+def define(module: types.ModuleType, context: str, code: str) -> tuple[dict, BaseException | None]:
+    """Run the problem's context and the program in a module.
+
+    Returns what the context had defined when the program began, and what was raised.
+    """
+    space, before = module.__dict__, {}
     space.update(__file__=SOURCE, __builtins__=sys.modules["builtins"])
     linecache.cache[SOURCE] = (len(code), None, code.splitlines(True), SOURCE)  # for inspect
     try:
         with contextlib.suppress(NameError):  # set-up code that needs the program: the judge's
             exec(compile(context, "<context>", "exec"), space)
+        before = dict(space)
         exec(compile(code.removeprefix("\ufeff"), SOURCE, "exec"), space)
     except BaseException as error:
-        return error
-    return None
+        return before, error
+    return before, None
 
 
 def end_main(module: types.ModuleType, error: BaseException | None) -> BaseException | None:

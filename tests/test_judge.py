@@ -297,6 +297,21 @@ def test_a_helper_of_the_tests_is_never_the_programs():
     assert run(own, own.reference).reward == 1 and run(own, "x = 1").reward == 0
 
 
+def test_a_helper_of_the_prompt_that_the_program_defines_anew_is_the_programs():
+    """As in Python, and as HumanEval's own grader judges HumanEval/50."""
+    helper = "def code(n): return n + 5\n"
+    text = "def check(candidate):\n    assert candidate(code(1)) == 1\n"
+    reference = helper + "def decode(n): return n - 5"
+    p = problem([text], entry="decode", context=helper, reference=reference)
+    assert run(p, reference).reward == 1
+    assert run(p, "def decode(n): return n - 5").reward == 1
+    both_wrong = "def code(n): return n + 6\ndef decode(n): return n - 6"
+    assert run(p, both_wrong).reward == 1
+    assert run(p, "def code(n): return n + 6\ndef decode(n): return n - 5").reward == 0
+    without_reference = problem([text], entry="decode", context=helper)
+    assert run(without_reference, both_wrong).reward == 0  # nothing says that it is the program's
+
+
 def test_no_object_of_a_program_is_equal_to_the_answer():
     anything = (
         "class A:\n    __eq__ = __lt__ = __gt__ = __contains__ = __bool__ = lambda *a: True\n"
