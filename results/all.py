@@ -6,7 +6,7 @@
     python results/all.py --make --model FOLDER --humaneval HumanEval.jsonl.gz
                                                  also those of a real model
 
-A result is older if a file that it measures has changed since its commit.
+A result is older if a file that it measures has changed since its commit. Comments do not count.
 Stopped, the same command goes on: what is made is no longer older, and study.py and real.py go on
 inside. At the end the tables of results/README.md are put in.
 """
@@ -23,8 +23,7 @@ from record import EXECUTOR, LEARNING, STUDY
 
 LOOP = [*STUDY, "support/run.py", "support/metrics.py"]
 REAL = [*LOOP, "results/real.py", "results/start.py"]
-SPEED = [*LEARNING, *EXECUTOR, "results/speed.py", "results/speed_model.py"]
-SPEED += ["results/speed_limit.py"]
+SPEED = [*LEARNING, "results/speed.py", "results/speed_model.py", "results/speed_limit.py"]
 OLD = "89fc813"  # the last commit before the rebuild
 
 

@@ -39,7 +39,7 @@ PEERS = ("start", "none", "grpo")  # what a method is compared with
 # The same in training and evaluation; start.py shows feedback of this kind, too.
 SAMPLING = {"temperature": 1.0, "max_new_tokens": 80, "feedback_tests": 3}
 TRAINING = {  # options of murphy.py
-    "problems": "doctest", "problems_per_step": 4, "minibatches": 1, "learning_rate": 4e-5,
+    "problems": "doctest", "problems_per_step": 4, "minibatches": 1, "learning_rate": 2e-5,
     "warmup": 3, "micro_tokens": 4096, "eval_every": 0, "eval_iterations": 1, "eval_count": 1,
     "save_every": 5,
 }  # fmt: skip
@@ -221,7 +221,7 @@ def main() -> None:
     parser.add_argument("--shown", type=int, default=120, help="problems that the start imitates")
     parser.add_argument("--epochs", type=int, default=1, help="of the start")
     parser.add_argument("--start-rate", type=float, default=5e-5, help="learning rate of the start")
-    parser.add_argument("--steps", type=int, default=40, help="of each method")
+    parser.add_argument("--steps", type=int, default=20, help="of each method")
     parser.add_argument("--held-out", type=int, default=120, help="problems to evaluate")
     parser.add_argument("--table", type=Path, default=record.HERE, help="folder of real.csv")
     args = parser.parse_args()

@@ -57,6 +57,15 @@ def test_the_study_holds_all_runs_of_its_table():
             assert [row["k"] for row in whole] == list("12345"), run
 
 
+def test_comments_and_docstrings_make_no_result_older():
+    plain = "def f(x):\n    return x\n"
+    assert record.code('"""A."""\ndef f(x):\n    """B."""\n    return (x)  # C\n') == record.code(
+        plain
+    )
+    assert record.code("def f(x):\n    return -x\n") != record.code(plain)
+    assert record.changed("no commit", ["grpo.py"]) == ["grpo.py"]
+
+
 def test_rows_are_replaced_by_their_key(tmp_path):
     path = tmp_path / "a.csv"
     record.replace(path, [{"way": "x", "n": 1}, {"way": "y", "n": 2}], ["way"])
