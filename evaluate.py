@@ -53,7 +53,10 @@ FROM_NODE += ("truncated", "unexpanded", "feedback")
 
 
 def iterate(problems: list, sample: Callable, execute: Callable, iterations: int) -> list[list]:
-    """One chain (list of Nodes) per problem: a tree with groups of one; no room: [root]."""
+    """One chain (list of Nodes) per problem: a tree with groups of one.
+
+    If not even the first prompt fits the model, the chain is [root].
+    """
     trees = build_trees(problems, sample, execute, iterations, 1, stop=attrgetter("public_passed"))
     return [list(walk(tree)) or [tree] for tree in trees]
 
@@ -71,7 +74,9 @@ def attempts(
         kinds.append(("control", control, 1, samples * iterations))
     rows = []
     for kind, sampler, turns, n in kinds:
-        copies = [problems[i // n] for i in range(n * len(problems))]
+        copies = []
+        for problem in problems:
+            copies += [problem] * n
         for i, nodes in enumerate(iterate(copies, sampler, execute, turns)):
             for node in nodes:
                 row = {"task_id": copies[i].id, "kind": kind, "sample": i % n}
@@ -161,7 +166,10 @@ def summarise(problems: list[Problem], rows: Rows, iterations: int) -> dict[str,
 
 
 def outcomes(problems: list[Problem], rows: Rows) -> dict[str, dict[str, Any]]:
-    """For each problem, the turn that solved each sample of its chains and control, or None."""
+    """What compare.py needs of each problem, and for each sample the turn that solved it, or None.
+
+    A sample is a chain, or an attempt of the control.
+    """
     entries = {}
     for problem in problems:
         entry = {name: getattr(problem, name) for name in ("difficulty", "entry_point", "context")}
@@ -241,9 +249,9 @@ class EvalConfig:
     samples: int = option(1, "independent chains per problem", "sampling")
     control: bool = option(False, "pass@k: as many tries, no feedback (greedy: at 0.8)", "sampling")
     temperature: float | None = option(None, "0: greedy (toy worlds: 1; else: 0)", "sampling")
-    max_new_tokens: int | None = option(None, "of an answer (toy: 16; else: 1024)", "sampling")
-    sample_tokens: int = option(32_768, "of a batch: fewer need less memory", "sampling")
-    seed: int = option(0, "of the sampling", "sampling")
+    max_new_tokens: int | None = option(None, "per answer (toy: 16; else: 1024)", "sampling")
+    sample_tokens: int = option(32_768, "per batch: fewer need less memory", "sampling")
+    seed: int = option(0, "seed of the sampling", "sampling")
     feedback_tests: int | None = option(None, "named by feedback (toy: 1; else: 3)", "executing")
     timeout: float = option(4.0, "CPU seconds that a program may use", "executing")
     chunk: int = option(16, "problems between two writes of samples.jsonl", "run")
@@ -251,9 +259,9 @@ class EvalConfig:
 
     def __post_init__(self) -> None:
         """Fill in what was not given; refuse what cannot work or has no effect."""
-        world = self.benchmark in toy.WORLDS
+        is_toy = self.benchmark in toy.WORLDS
         fitting = {"temperature": 0.0, "max_new_tokens": 1024, "feedback_tests": 3}
-        if world:
+        if is_toy:
             fitting = {"temperature": 1.0, "max_new_tokens": 16, "feedback_tests": 1, "limit": 200}
         for name, value in fitting.items():
             if getattr(self, name) is None:
@@ -265,7 +273,7 @@ class EvalConfig:
         at_least(self, feedback_tests=1, chunk=1, temperature=0, timeout=1e-3)
         if not self.model:
             raise ValueError("--model is missing: give a folder or a Hugging Face id")
-        if world and (self.version or self.start_date or self.end_date or self.oracle):
+        if is_toy and (self.version or self.start_date or self.end_date or self.oracle):
             raise ValueError("--version, dates and --oracle have no effect in a toy world")
         if self.temperature == 0 and self.samples > 1:
             raise ValueError("greedy chains are all equal: --samples needs a --temperature above 0")
@@ -279,20 +287,20 @@ def run(config: EvalConfig) -> None:
     A chunk of problems has its own seed and is sampled as a whole. So neither an interruption nor
     the number of processes (torchrun) changes the table.
     """
-    rank, ranks = join(pick_device(config.device))
+    rank, processes = join(pick_device(config.device))
     folder = Path(config.output)
     settings = {k: v for k, v in asdict(config).items() if k not in ("device", "output")}
-    check_folder(folder, settings)
+    check_folder(folder, settings)  # now, because all that follows is slow
     check_model(config.model)
     check_hub(config.model, "model")
     executor.self_check()
     problems = find_problems(config)
     model, sample, control = load_samplers(config, problems)
-    # The same path may hold another model the next time: a sample of the weights tells.
+    # The same path may hold another model the next time: every 1000th weight tells.
     some_weights = repr([w.flatten()[::1000].tolist() for w in model.parameters()])
     settings["weights"] = zlib.crc32(some_weights.encode())
     settings["problems"] = fingerprint(problems)
-    check_folder(folder, settings)
+    check_folder(folder, settings)  # again, with the weights and the problems
     rows = read_samples(folder / "samples.jsonl", problems)
     done = gather(len({row["task_id"] for row in rows}))[0]  # as rank 0 read it
     if rank == 0:
@@ -301,7 +309,7 @@ def run(config: EvalConfig) -> None:
     print(", ".join(f"{name} {value}" for name, value in settings.items()), flush=True)
     limits = {"timeout": config.timeout, "feedback_tests": config.feedback_tests}
     execute = partial(executor.run_many, **limits)
-    for first in range(done, len(problems), ranks * config.chunk):
+    for first in range(done, len(problems), processes * config.chunk):
         start = first + rank * config.chunk
         torch.manual_seed(zlib.crc32(f"{config.seed} {start}".encode()))
         chunk = problems[start : start + config.chunk]  # for some ranks, the last one is empty
@@ -309,7 +317,7 @@ def run(config: EvalConfig) -> None:
         rows += chain.from_iterable(gather(mine))
         if rank == 0:
             write(folder / "samples.jsonl", json_lines(rows))  # whole chunks only
-        done = min(first + ranks * config.chunk, len(problems))
+        done = min(first + processes * config.chunk, len(problems))
         print(f"{done} of {len(problems)} problems", flush=True)
 
     if rank == 0:
@@ -351,8 +359,10 @@ def load_samplers(config: EvalConfig, problems: list[Problem]) -> tuple:
     options = {name: getattr(config, name) for name in names}
     sample = Sampler(model, tokenizer, temperature=config.temperature, **options)
     check_fit(sample, problems)
-    control = replace(sample, temperature=config.temperature or 0.8)
-    return model, sample, control if config.control else None
+    control = None
+    if config.control:
+        control = replace(sample, temperature=config.temperature or 0.8)
+    return model, sample, control
 
 
 def read_samples(path: Path, problems: list[Problem]) -> Rows:

@@ -1,7 +1,7 @@
 """Run a program that a model wrote against tests, without being cheated by it.
 
-In:  run_many([(problem, code), ...]); a problem has kind and tests and, if it likes, public_tests,
-     entry_point, context, timeout and reference, a right program, which shows what the tests use.
+In:  run_many([(problem, code), ...]). A problem has kind and tests. It may have public_tests,
+     entry_point, context, timeout, and reference: a right program, which shows what the tests use.
 Out: one Result per pair: reward (share of tests passed), status, and the feedback that the model
      reads next.
 
@@ -60,7 +60,7 @@ import time
 import types
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from support.confine import remove
 from support.wire import Wire, receive, send, shorten, without_addresses
@@ -89,8 +89,8 @@ ENVIRONMENT = {
 class Result:
     """What the tests say of one program: reward = passed / total.
 
-    status: "passed" | "failed" (a wrong answer) | "error" (no wrong answer: what failed raised or
-    ended early) | "timeout" | "memory" | "no_code" | "unscorable" (the problem's fault).
+    status: "passed" | "failed" (a wrong answer) | "error" (no wrong answer, but the program raised
+    or ended early) | "timeout" | "memory" | "no_code" | "unscorable" (the problem's fault).
     tests: passed or not, one bool per test. public_passed: all public tests passed (all tests,
     where none is public). cpu_seconds: of the program (of kind stdin: of its slowest case).
     """
@@ -103,6 +103,16 @@ class Result:
     tests: list
     public_passed: bool
     cpu_seconds: float = 0.0
+
+
+class Job(NamedTuple):
+    """A problem made ready for a judge, and a program. Equal ones have equal results."""
+
+    message: str  # the problem as text; "" if it cannot be sent
+    fault: str  # what is wrong with the problem, or ""
+    count: int  # the number of its tests
+    limits: tuple  # pairs of name and value
+    code: str = ""
 
 
 def run(problem: Any, code: str, **limits: float) -> Result:
@@ -135,32 +145,34 @@ def run_many(jobs: list, workers: int | None = None, **limits: float) -> list[Re
     for problem, _ in jobs:
         if id(problem) not in prepared:
             prepared[id(problem)] = prepare(problem, LIMITS | limits)
-    pairs = []  # (the four of `prepare`, the program): tuples, so that equal ones are found
+    asked = []
     for problem, code in jobs:
         is_blank = not code or not code.strip()
-        pairs.append((*prepared[id(problem)], "" if is_blank else code))
-    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count())
-    pool = concurrent.futures.ThreadPoolExecutor(workers or len(cores))
+        asked.append(prepared[id(problem)]._replace(code="" if is_blank else code))
+    if not workers:
+        linux = hasattr(os, "sched_getaffinity")  # it counts the cores that this process may use
+        workers = len(os.sched_getaffinity(0)) if linux else os.cpu_count()
+    pool = concurrent.futures.ThreadPoolExecutor(workers)
     _pools.add(pool)
     try:
-        unique = list(dict.fromkeys(pairs))
-        score = functools.partial(_score, pool)
-        results = dict(zip(unique, pool.map(score, unique), strict=True))
+        unique = list(dict.fromkeys(asked))
+        results = dict(zip(unique, pool.map(functools.partial(_judge, pool), unique), strict=True))
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
         _pools.discard(pool)
-    return [dataclasses.replace(results[p], tests=list(results[p].tests)) for p in pairs]
+    # Copies: a caller may change a Result, and that of equal jobs must stay as it is.
+    return [dataclasses.replace(results[job], tests=[*results[job].tests]) for job in asked]
 
 
-def prepare(problem: Any, limits: dict) -> tuple:
-    """(the problem as a message or "", what is wrong with it, its number of tests, its limits)."""
+def prepare(problem: Any, limits: dict) -> Job:
+    """The problem as a job that has no program yet."""
     timeout = max(limits["timeout"], getattr(problem, "timeout", None) or 0)
     limits = tuple((limits | {"timeout": timeout}).items())
     fields = [getattr(problem, name, None) for name in FIELDS]
     try:
-        return Wire().write(*fields), "", len(problem.tests or ()), limits
+        return Job(Wire().write(*fields), "", len(problem.tests or ()), limits)
     except (TypeError, ValueError) as error:
-        return "", f"a test is no plain data: {error}", 0, limits
+        return Job("", f"a test is no plain data: {error}", 0, limits)
 
 
 def bound(timeout: float) -> float:
@@ -174,42 +186,53 @@ def verdict(status: str, feedback: str, tests: list, public: bool = False, secon
     return Result(sum(tests), len(tests), reward, status, feedback, tests, public, seconds)
 
 
-def _score(pool: Any, pair: tuple) -> Result:
-    """Have a judge score a pair. It answers, or runs out of time, or dies.
+def _judge(pool: Any, job: Job) -> Result:
+    """Have a judge score a job. If the judge dies, a new one tries once more.
 
-    One that dies is replaced, and the pair tried once more, unless close() ended it.
-    pool: of the call of run_many. close() takes it out of _pools, then ends all of _busy.
+    pool: of the call of run_many; `close` takes it out of _pools.
     """
-    message, fault, count, limits, code = pair
-    limits, failed = dict(limits), [False] * count
-    if fault:
-        return verdict("unscorable", f"This problem cannot be scored: {fault}", [])
-    if not code:
+    failed = [False] * job.count
+    if job.fault:
+        return verdict("unscorable", f"This problem cannot be scored: {job.fault}", [])
+    if not job.code:
         return verdict("no_code", "No code was found in the answer.", failed)
-    end = time.monotonic() + bound(limits["timeout"])
-    for again in (False, True):
-        worker = _take(new=again)  # the second try is a new judge's: what is idle may be dead, too
-        try:
-            if pool not in _pools:  # close() came while the worker started
-                worker.close()
-                break
-            send(worker.socket, json.dumps([message, code, limits]))
-            answer = json.loads(receive(worker.socket, seconds=end - time.monotonic()))
-        except TimeoutError:
+    end = time.monotonic() + bound(dict(job.limits)["timeout"])
+    for new in (
+        False,
+        True,
+    ):  # at first an idle judge will do, but other idle ones may be dead, too
+        result = _try_once(pool, job, end, new)
+        if result:
+            return result
+    return verdict("error", "The program ended its judge.", failed)  # or `close` was called
+
+
+def _try_once(pool: Any, job: Job, end: float, new: bool) -> Result | None:
+    """What one judge says of a job; None if it died, or if `close` was called."""
+    if pool not in _pools:
+        return None
+    out_of_time = verdict("timeout", "The tests ran out of time.", [False] * job.count)
+    limits = dict(job.limits)
+    worker = _take(new)
+    try:
+        if pool not in _pools:  # `close` came while the worker started
             worker.close()
-            return verdict("timeout", "The tests ran out of time.", failed)
-        except (EOFError, OSError):
-            exit_status = worker.close()
-            if exit_status == -signal.SIGXCPU:  # the limit on what the judge itself computes
-                return verdict("timeout", "The tests ran out of time.", failed)
-            if worker not in _busy:  # close() ended it
-                break
-            continue
-        finally:
-            _busy.discard(worker)  # before it is idle: another thread may take it at once
-        _idle.append(worker)
-        return read(answer, limits)
-    return verdict("error", "The program ended its judge.", failed)  # twice; or close() was called
+            return None
+        send(worker.socket, json.dumps([job.message, job.code, limits]))
+        answer = json.loads(receive(worker.socket, seconds=end - time.monotonic()))
+    except TimeoutError:
+        worker.close()
+        return out_of_time
+    except (EOFError, OSError):
+        exit_status = worker.close()
+        judge_ran_out = (
+            exit_status == -signal.SIGXCPU
+        )  # the limit on what the judge itself computes
+        return out_of_time if judge_ran_out else None
+    finally:
+        _busy.discard(worker)  # before it is idle: another thread may take it at once
+    _idle.append(worker)
+    return read(answer, limits)
 
 
 def read(answer: dict, limits: dict) -> Result:
@@ -269,6 +292,7 @@ class Worker:
 
     def __init__(self) -> None:
         self.process = None
+        self.printed = ""  # what it wrote on stderr, known once it is closed
         try:
             self.folder, self.lock = own_folder()
             self.socket, theirs = socket.socketpair()
@@ -311,7 +335,7 @@ class Worker:
 
     def close(self) -> int | None:
         """End all of it and clean up; the exit code of the judge."""
-        code, self.printed = None, ""  # on stderr
+        code = None
         self.kill()
         self.socket.close()
         if self.process:

@@ -125,10 +125,10 @@ def grpo_loss(
     old_logp=None: the model has not changed since it sampled, so rho is 1. With norm "sequence" a
     whole group then has a loss of about 0, as its advantages sum to 0. Its gradient is not 0.
 
-    denominator: rows (or tokens) of the WHOLE optimizer step, not of this micro-batch. Then the
-    micro-batches add up to one gradient, however the step is cut. Rows of advantage 0 count, even
-    if nobody computes them. Rows that the caller masked out do not. None: this batch is the whole
-    step, and rows without a token do not count.
+    denominator: the caller counts rows (or tokens) of the WHOLE optimizer step, not of this
+    micro-batch. Then the micro-batches add up to one gradient, however the step is cut. Rows of
+    advantage 0 count, even if nobody computes them. Rows that are masked out do not. None: this
+    batch is the whole step, and rows without a token do not count.
 
     stats: sums over tokens, detached; `mean_stats` makes means. "clipped" counts tokens for which
     the clipped term is the minimum: it gives them no gradient. "kl" is 0 without ref_logp. A NaN
@@ -215,15 +215,15 @@ def _example() -> None:
         note = "  clipped" if stats["clipped"] else ""
         print(f"  {rho:.1f}  {A:+.0f}   {loss:+.2f}  {logp.grad.item():+.2f}{note}")
 
-    print(
-        "\nThe KL penalty k3 is never negative. It pulls logp to the reference (beta = 1, A = 0).\n"
-    )
+    print("\nThe KL penalty k3 is never negative. It pulls logp to the reference.")
+    print("Here beta is 1 and A is 0.\n")
     print("  reference - logp    loss  gradient (by logp)")
     for d in (0.6931, 0.0, -0.6931):
         logp = torch.zeros(1, 1, requires_grad=True)
         loss, _ = grpo_loss(logp, None, torch.zeros(1), one, beta=1.0, ref_logp=d * one)
         loss.backward()
-        print(f"  {d:+16.4f}  {loss:.4f}  {logp.grad.item() + 0.0:+.2f}")
+        gradient = logp.grad.item() + 0.0  # prints +0.00, not -0.00
+        print(f"  {d:+16.4f}  {loss:.4f}  {gradient:+.2f}")
 
 
 if __name__ == "__main__":

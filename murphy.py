@@ -57,7 +57,7 @@ def loop(state: State, signals: Signals) -> None:
         # 1. Sample G programs for each problem of the step.
         # 2. Run each against the problem's tests: its reward, and feedback on it.
         # 3. Pair every failure with its feedback and sample again, for S turns: rollout trees.
-        trees = signals.interruptible(grow, state)  # Ctrl-C ends this at once, but not 7
+        trees = signals.interruptible(grow, state)  # Ctrl-C ends this at once; 7 is completed
         # 4. Credit: send the rewards of later attempts back to the earlier ones.
         # 5. Prune: keep the groups, and in them the attempts, whose credits differ most.
         # 6. Advantages: compare each attempt with its siblings.
@@ -107,8 +107,8 @@ def learn(state: State, kept: list[Node]) -> dict[str, float]:
     rise = (step + 1) / max(config.warmup, 1)
     fall = 1 - 0.8 * step / config.steps  # linear decay to a fifth
     rate = config.learning_rate * min(rise, fall)
-    for parameters in state.optimizer.param_groups:
-        parameters["lr"] = rate
+    for parameter_group in state.optimizer.param_groups:
+        parameter_group["lr"] = rate
     with timed(state.seconds, "updating"):
         numbers = update(state.model, state.optimizer, kept, config, state.reference)
         ranks.refresh(state.sampling_model, state.model)
@@ -127,27 +127,29 @@ def update(
     """
     counted = [node for node in kept if not (config.mask_truncated and node.truncated)]
     sizes = [[len(node.completion_ids), learns(node, config)] for node in counted]
-    steps = []  # optimizer steps: the micro-batches of each, and the denominator of its loss
-    # Attempts are dealt at random to the optimizer steps. all_sizes: of those on any rank, for the
-    # denominator; mine: the places in `counted` of those that this rank computes.
+    optimizer_steps = []  # the micro-batches of each, and the denominator of its loss
+    # The attempts of all ranks are dealt at random to the optimizer steps. all_sizes: of an
+    # optimizer step's attempts, whatever their rank. mine: where in `counted` this rank's are.
     for all_sizes, mine in ranks.share(sizes, config.minibatches):
         if any(has_gradient for _, has_gradient in all_sizes):  # else no rank makes this step
             nodes = [counted[i] for i in mine if learns(counted[i], config)]
-            batches = cut(nodes, model, reference, bool(steps), config)
-            steps.append((batches, denominator_of(all_sizes, config)))
+            will_move = len(optimizer_steps) > 0  # an earlier one changes the model first
+            batches = cut(nodes, model, reference, will_move, config)
+            optimizer_steps.append((batches, denominator_of(all_sizes, config)))
 
-    stats, norms = [], [0.0]  # of a step without a gradient the norm is 0
-    for batches, denominator in steps:
+    stats, grad_norms = [], [0.0]  # without a gradient the norm is 0
+    for batches, denominator in optimizer_steps:
         optimizer.zero_grad(set_to_none=True)
-        stats += [backward(model, batch, denominator, config) for batch in batches]
+        for batch in batches:
+            stats.append(backward(model, batch, denominator, config))
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip)
-        norms.append(float(ranks.whole(norm)))
-        if not math.isfinite(norms[-1]):
-            raise FloatingPointError(f"the gradient is not finite (norm {norms[-1]})")
+        grad_norms.append(float(ranks.whole(norm)))
+        if not math.isfinite(grad_norms[-1]):
+            raise FloatingPointError(f"the gradient is not finite (norm {grad_norms[-1]})")
         optimizer.step()
     of_all = list(chain.from_iterable(ranks.gather(stats)))
     means = mean_stats(of_all) if of_all else dict.fromkeys(STATS, 0.0)
-    return {**means, "grad_norm": max(norms), "optimizer_steps": len(steps)}
+    return {**means, "grad_norm": max(grad_norms), "optimizer_steps": len(optimizer_steps)}
 
 
 def denominator_of(sizes: list, config: Config) -> int:
@@ -177,14 +179,16 @@ class MicroBatch:
 def cut(nodes: list[Node], model: Any, reference: Any, will_move: bool, config: Config) -> list:
     """Cut the attempts of one optimizer step into micro-batches.
 
-    will_move: for every optimizer step but the first. The steps before it will change the model,
-    so its old log-probabilities are computed here, before any of them runs.
+    will_move: another optimizer step will change the model before this one runs. So the old
+    log-probabilities are computed now.
+    A rank with fewer micro-batches than another adds empty ones, or the ranks would wait for each
+    other for ever. `score` makes one fake token of an empty one, and its mask is False.
     """
     rows = [(node.prompt_ids, node.completion_ids) for node in nodes]
-    chosen = micro_batches(model, rows, config.micro_tokens)
-    missing = max(ranks.gather(len(chosen))) - len(chosen)  # every rank makes the same number
+    places_of = micro_batches(model, rows, config.micro_tokens)
+    missing = max(ranks.gather(len(places_of))) - len(places_of)
     micro = []
-    for places in chosen + [[]] * missing:
+    for places in places_of + [[]] * missing:
         batch = [nodes[i] for i in places]
         old = score(model, batch, config)[0] if will_move else None
         ref = score(reference, batch, config)[0] if reference is not None else None
@@ -193,12 +197,10 @@ def cut(nodes: list[Node], model: Any, reference: Any, will_move: bool, config: 
 
 
 def score(model: Any, nodes: list[Node], config: Config) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probabilities and mask of the nodes' completions, both (B, C).
-
-    Without nodes it is one token of mask False: a rank with less to learn than another makes as
-    many forwards and backwards as that one, or they would wait for each other for ever.
-    """
-    rows = [(node.prompt_ids, node.completion_ids) for node in nodes] or [([0], [0])]
+    """Log-probabilities and mask of the nodes' completions, both (B, C)."""
+    rows = [(node.prompt_ids, node.completion_ids) for node in nodes]
+    if not nodes:
+        rows = [([0], [0])]
     with autocast(next(model.parameters()).device):
         logp, mask = rows_logprobs(model, rows, config.temperature)
     return logp, mask & bool(nodes)
@@ -207,7 +209,7 @@ def score(model: Any, nodes: list[Node], config: Config) -> tuple[torch.Tensor, 
 def backward(model: Any, batch: MicroBatch, denominator: float, config: Config) -> dict[str, float]:
     """Add one micro-batch's gradient; returns its sums for `mean_stats`."""
     logp, mask = score(model, batch.nodes, config)
-    advantages = [node.advantage for node in batch.nodes] or [0.0]  # an empty one weighs nothing
+    advantages = [node.advantage for node in batch.nodes] or [0.0]  # of the fake token
     loss, stats = grpo_loss(
         logp,
         batch.old_logp,
@@ -272,7 +274,7 @@ def evaluate_and_save(state: State, signals: Signals) -> None:
 
 def finish(state: State) -> None:
     """The model, and what it has learned: tables before and after, the curves, a tree."""
-    state.save_model(state.folder)
+    state.save_model(state.folder)  # of the last step; best/ has the one that solved most
     if ranks.rank() > 0:
         return
     steps = state.config.steps
@@ -317,7 +319,7 @@ def train(config: Config) -> Path:
     state = State(config, folder, device, data)
 
     lock = claim(folder) if ranks.rank() == 0 else nullcontext()
-    with lock, closing(executor), Signals() as signals:  # at the end: executor.close()
+    with lock, closing(executor), Signals() as signals:  # closing: executor.close() at the end
         if config.resume:
             state.go_on()
         state.write("settings.json", asdict(config))

@@ -26,7 +26,10 @@ def mars(node: Any) -> float:
 
     No discount: R(n) is the largest reward in the subtree of n.
     """
-    return max([_reward(node), *map(mars, node.children)])
+    best = _reward(node)
+    for child in node.children:
+        best = max(best, mars(child))
+    return best
 
 
 def mers(node: Any, turns: int, gamma: float) -> float:
@@ -59,10 +62,9 @@ def propagate(tree: Any, rule: str = "mars", turns: int | None = None, gamma: fl
 
     >>> from types import SimpleNamespace as Node
     >>> repaired = Node(reward=0.0, turn=1, children=[Node(reward=1.0, turn=2, children=[])])
-    >>> propagate(repaired); repaired.credit, repaired.reward
+    >>> propagate(repaired)
+    >>> repaired.credit, repaired.reward
     (1.0, 0.0)
-    >>> propagate(repaired, "mers", turns=2, gamma=0.9); repaired.credit
-    0.45
     """
     rules = {"mars": mars, "mers": partial(mers, turns=turns, gamma=gamma), "none": _reward}
     if rule not in rules:
@@ -70,7 +72,7 @@ def propagate(tree: Any, rule: str = "mars", turns: int | None = None, gamma: fl
     nodes = [tree]
     for node in nodes:  # the list grows until it holds every node
         nodes += node.children
-    for node in reversed(nodes):  # children first, for rules that read their credit
+    for node in reversed(nodes):  # children first: a new rule may read their credit
         node.credit = rules[rule](node)
 
 
@@ -107,13 +109,13 @@ def inter_prune(groups: Sequence[Sequence[Any]], budget: int | None) -> list[Seq
     _check_budget(budget)
     if budget is None:
         return list(groups)
-    ranks = []
+    sort_keys = []
     for i, group in enumerate(groups):
-        # Sorted and rounded: else the order of the same credits would change the last digit.
+        # The same credits in another order may give another last digit: they are sorted first.
         credits = np.sort(_array([node.credit for node in group]))
         if _has_spread(credits):
-            ranks.append((-round(float(credits.std()), 12), group[0].turn, i))
-    best = sorted(ranks)[:budget]
+            sort_keys.append((-round(float(credits.std()), 12), group[0].turn, i))
+    best = sorted(sort_keys)[:budget]
     return [groups[i] for i in sorted(i for _, _, i in best)]
 
 
@@ -130,14 +132,13 @@ def intra_prune(group: Sequence[Any], budget: int | None) -> list[Any]:
         return list(group)
     lowest = np.argsort(credits, kind="stable").tolist()  # stable: earlier positions come first
     highest = np.argsort(-credits, kind="stable").tolist()
-
     candidates = [list(range(budget))]  # wins if no subset has variance, as with a budget of 1
     for k in range(budget + 1):
         low = set(lowest[: budget - k])
         high = [i for i in highest if i not in low][:k]
         candidates.append(sorted([*low, *high]))
-    best = min(candidates, key=lambda kept: (-round(float(credits[kept].var()), 12), kept))
-    return [group[i] for i in best]
+    sort_keys = [(-round(float(credits[kept].var()), 12), kept) for kept in candidates]
+    return [group[i] for i in min(sort_keys)[1]]
 
 
 def _reward(node: Any) -> float:
@@ -180,8 +181,8 @@ def _example() -> None:
         propagate(root, rule, turns=2, gamma=0.9)
         for group in groups:
             advantages = group_advantages([n.credit for n in group])
-            for n, A in zip(group, advantages, strict=True):
-                lines[n.name] += f"{n.credit:10.4g}{A:+7.2f}"
+            for n, advantage in zip(group, advantages, strict=True):
+                lines[n.name] += f"{n.credit:10.4g}{advantage:+7.2f}"
 
     print("Three attempts a, b, c at one problem. a1 to a3 correct a, b1 to b3 correct b. c passes")
     print("at once; b1 passes, too. R: credit. A: advantage among siblings. gamma is 0.9.\n")

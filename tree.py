@@ -49,7 +49,7 @@ class Node:
     feedback: str = ""
     solved: bool = False
     public_passed: bool = False
-    unexpanded: str = ""  # why a failure has no children although turns were left
+    unexpanded: str = ""  # why it (a failure, or the root) has no children with turns left
     children: list["Node"] = field(default_factory=list)  # a group: sampled from one prompt
     credit: float = 0.0  # the reward after propagation
     advantage: float = 0.0
@@ -66,14 +66,16 @@ def build_trees(
 ) -> list[Node]:
     """Grow one tree for each problem, turn by turn (paper).
 
-    A turn is one call of `sample` and one of `execute`, for the open nodes of all problems. A node
-    for which `stop` holds gets no children. G + G^2 + ... + G^S attempts if nothing is solved.
+    A turn is one call of `sample`, for the open nodes of all problems, and one of `execute` for
+    the programs that are new. A node for which `stop` holds gets no children. If nothing is solved
+    there are G + G^2 + ... + G^S attempts.
     ValueError: a wrong number of answers, or a problem that no program can be scored on.
     """
     if turns < 1 or group_size < 1:
         raise ValueError(f"turns ({turns}) and group_size ({group_size}) must be at least 1")
-    trees = open_nodes = [Node(turn=0, problem=problem) for problem in problems]
-    verdicts = {}  # (problem, program) -> result, filled by `execute_all`
+    trees = [Node(turn=0, problem=problem) for problem in problems]
+    open_nodes = trees
+    verdicts = {}  # (id of the problem, program) -> result, filled by `execute_all`
     for _ in range(turns):
         if not open_nodes:
             break
@@ -160,7 +162,9 @@ READS = r"\binput *\(|\bstdin\b(?! *=)|\bopen *\( *0"  # "input()", "sys.stdin.r
 PRINTS = r"\bprint *\(|\bstdout\b"  # "print(x)", "sys.stdout.write(x)"
 DEFINES = r"^[ \t]*(?:async +)?(?:def|class) +{name}\b"  # "def f(x):", "class Solution:"
 ASSIGNS = r"^[ \t]*{name} *(?::[^=\n]*)?= *(?:lambda\b|[^\W\d][\w.]*$)"  # "f = lambda: 1", "f = g"
-MARK = re.compile(  # it cuts an answer into pieces
+# A mark cuts an answer into pieces. Its groups: `thought`; `own_line`, if a fence begins its line;
+# `python`, if the fence's tag says Python; `other_tag`.
+MARK = re.compile(
     r"""
     \A | \Z | (?P<thought> </?think(ing)?> )            # the beginning, the end, "<think>"
     | (?P<own_line> ^ ( ([-*+] | \d+[.)])? [ \t] )* )?  # before a fence only blanks, "- ", "1. "
@@ -178,20 +182,21 @@ def extract_code(text: str, entry_point: str = "", thinking: bool = False) -> st
 
     1. Leave out the thought, and cut the answer into pieces at its fences.
     2. Keep the pieces with a Python tag, and those that parse and define one of the names in
-       `entry_point` ("f"; "Solution.f" has two). Without a name: that read or print.
+       `entry_point` ("f"; "Solution.f" has two). Without a name: those that read input or print.
     3. The one that defines most names wins. Of equals: one with a tag, one that parses, the last.
 
     Pieces are not joined; a stub is a definition; code beside prose, without a fence, is not found.
     """
     names = [re.escape(name) for name in entry_point.split(".") if name]
-    patterns = [f"{DEFINES}|{ASSIGNS}".replace("{name}", name) for name in names]
+    patterns = [(DEFINES + "|" + ASSIGNS).replace("{name}", name) for name in names]
     wanted = patterns or [READS, PRINTS]
     best, best_quality = "", (0, False, False)
     for piece, tagged in pieces(cleaned(text, thinking)):
         code, parses = dedented(piece)
         matches = [pattern for pattern in wanted if re.search(pattern, code, re.MULTILINE)]
         quality = (len(matches), tagged, parses)
-        if code and (tagged or (parses and matches)) and quality >= best_quality:
+        is_program = tagged or (parses and matches)
+        if code and is_program and quality >= best_quality:  # of equals the last
             best, best_quality = code, quality
     return best
 
@@ -218,13 +223,17 @@ def pieces(text: str) -> list[tuple[str, bool]]:
     found, in_thought = [], False
     while len(marks) > 1:
         opening = marks.pop(0)
-        ends = sorted(marks[:10], key=lambda mark: mark["own_line"] is None)
-        parsing = (mark for mark in ends if dedented(text[opening.end() : mark.start()])[1])
-        closing = next(parsing, marks[0])
-        marks = marks[marks.index(closing) :]
+        closing = marks[0]
+        for mark in sorted(marks[:10], key=lambda mark: mark["own_line"] is None):
+            _, parses = dedented(text[opening.end() : mark.start()])
+            if parses:
+                closing = mark
+                break
+        marks = marks[marks.index(closing) :]  # it opens the next piece
 
         if opening["thought"]:  # what came before is not the answer
-            found, in_thought = [], not opening["thought"].startswith("</")
+            found = []
+            in_thought = not opening["thought"].startswith("</")
         if opening["python"] or not opening["other_tag"]:
             found.append((text[opening.end() : closing.start()], bool(opening["python"])))
     return [] if in_thought else found
@@ -236,6 +245,7 @@ def dedented(piece: str) -> tuple[str, bool]:
     indents = [len(line) - len(line.lstrip()) for line in lines if line.strip()] or [0]
     # Try the smallest indentation, then that of the first line: a string may begin further left.
     for width in sorted({min(indents), indents[0]}):
+        # At most `width` blanks of each line: a shorter indentation goes as a whole.
         code = "\n".join(line[:width].lstrip() + line[width:] for line in lines).rstrip()
         with warnings.catch_warnings(action="ignore"), suppress(Exception):
             compile(code, "answer", "exec")  # it refuses a `return` outside of functions, too
@@ -260,12 +270,15 @@ def printable(line: str) -> str:
 
 
 def draw_below(parent: Node, blank: str, indent: str, width: int | None) -> Iterator[str]:
+    """The lines of a node's children and all below. blank: as wide as the columns of numbers."""
     shown = parent.children
     if width:
         shown = sorted(shown, key=lambda node: (not node.children, -node.credit))[:width]
     hidden = len(parent.children) - len(shown)
     for node in shown:
-        branch, deeper = ("`-- ", "    ") if node is shown[-1] and not hidden else ("|-- ", "|   ")
+        branch, deeper = "|-- ", "|   "
+        if node is shown[-1] and not hidden:
+            branch, deeper = "`-- ", "    "
         numbers = f"{node.turn:4}  {node.reward:6.2f}  {node.credit:6.2f}  {node.advantage:+9.2f}"
         yield f"{numbers}   {indent}{branch}{title(node)}"
         if node.children:
@@ -277,7 +290,7 @@ def draw_below(parent: Node, blank: str, indent: str, width: int | None) -> Iter
 
 def title(node: Node) -> str:
     """The first line of an attempt's program, and what was special about the attempt."""
-    first, *more = (node.code.strip() or "(no code)").split("\n")
+    first, *more = node.code.strip().split("\n")
     notes = [f"and {len(more)} lines"] if more else []
     if node.truncated:
         notes.append("truncated")
@@ -285,6 +298,7 @@ def title(node: Node) -> str:
         notes.append("pruned")
     if node.unexpanded:
         notes.append(f"not expanded: {node.unexpanded}")
+    first = first or "(no code)"
     return f"{first}  ({', '.join(notes)})" if notes else first
 
 

@@ -42,7 +42,7 @@ from grpo import Row, pad_rows, select_logprobs, token_logprobs
 CHUNK = 2**24  # logits that exist at a time: 64 MB in float32
 BLOCK = 256  # slots that `sdpa_in_blocks` takes at a time
 FASTEST = {"cuda": "flex_attention", "cpu": "sdpa_in_blocks"}  # attention of packed rows
-PADDED: WeakKeyDictionary[Any, str] = WeakKeyDictionary()  # models that got padded rows, and why
+PADDED: WeakKeyDictionary[Any, str] = WeakKeyDictionary()  # model -> the reason it was warned of
 OTHER_LOGITS = "it changes its logits in a way that is not known here"
 
 
@@ -52,14 +52,16 @@ def rows_logprobs(model: Any, rows: Sequence[Row], temperature: float = 1.0) -> 
     At most CHUNK logits exist at a time: the backward makes each chunk again.
     A model that packing is wrong for gets padded rows. One warning for each model says why.
     """
-    ids, attention_mask, mask = (tensor.to(model.device) for tensor in pad_rows(rows, pad_id=0))
+    padded = [tensor.to(model.device) for tensor in pad_rows(rows, pad_id=0)]
+    ids, attention_mask, mask = padded
     reason = why_padded(model)
-    targets = ids[:, ids.shape[1] - mask.shape[1] :][mask]  # row after row
-    logp = None if reason else _packed_logprobs(model, rows, targets, temperature)
-    if logp is not None:  # masked_scatter fills the mask in the same order
-        return torch.zeros_like(mask, dtype=logp.dtype).masked_scatter(mask, logp), mask
+    if not reason:
+        targets = ids[:, ids.shape[1] - mask.shape[1] :][mask]  # row after row
+        logp = _packed_logprobs(model, rows, targets, temperature)
+        if logp is not None:  # masked_scatter fills the mask in the same order
+            return torch.zeros_like(mask, dtype=logp.dtype).masked_scatter(mask, logp), mask
+        reason = OTHER_LOGITS
 
-    reason = reason or OTHER_LOGITS
     if PADDED.get(model) != reason:
         PADDED[model] = reason
         warnings.warn(f"{type(model).__name__} gets padded rows: {reason}", stacklevel=2)
@@ -68,7 +70,7 @@ def rows_logprobs(model: Any, rows: Sequence[Row], temperature: float = 1.0) -> 
 
 def why_padded(model: Any) -> str:
     """Why the model gets padded rows; "" if all its layers can take our mask."""
-    if PADDED.get(model) == OTHER_LOGITS:
+    if PADDED.get(model) == OTHER_LOGITS:  # only a forward pass can find this out
         return OTHER_LOGITS
     config = model.config.get_text_config()
     attention = config._attn_implementation
@@ -76,10 +78,11 @@ def why_padded(model: Any) -> str:
     if not takes_masks or not model._supports_attention_backend:
         return f"its attention ({attention}) takes no mask of four dimensions"
 
-    window = ["sliding_window"] if getattr(config, "sliding_window", None) else []
-    layers = set(getattr(config, "layer_types", None) or window)
-    partial = ", ".join(sorted(layers - {"full_attention"}))
-    return f"not every layer has full attention ({partial})" if partial else ""
+    layers = getattr(config, "layer_types", None)
+    if not layers:
+        layers = ["sliding_window"] if getattr(config, "sliding_window", None) else []
+    others = ", ".join(sorted(set(layers) - {"full_attention"}))
+    return f"not every layer has full attention ({others})" if others else ""
 
 
 def micro_batches(model: Any, rows: Sequence[Row], token_budget: int) -> list[list[int]]:
@@ -93,15 +96,17 @@ def micro_batches(model: Any, rows: Sequence[Row], token_budget: int) -> list[li
 
     def joined(batch: list[int], size: int, i: int) -> int:
         """The tokens of a batch that has `size` of them, once row i is in it."""
-        if packed or not batch:  # row i adds what it does not share with the row before it
-            shared = len(commonprefix([ids[batch[-1]], ids[i]])) if batch else 0
-            return size + len(ids[i]) - shared
-        prompts, completions = zip(*(rows[j] for j in [*batch, i]), strict=True)
-        return len(prompts) * (max(map(len, prompts)) + max(map(len, completions)))
+        if packed:  # row i adds what it does not share with the row before it
+            before = ids[batch[-1]] if batch else []
+            return size + len(ids[i]) - len(commonprefix([before, ids[i]]))
+        together = [rows[j] for j in [*batch, i]]
+        longest_prompt = max(len(prompt) for prompt, _ in together)
+        longest_completion = max(len(completion) for _, completion in together)
+        return len(together) * (longest_prompt + longest_completion)
 
     batches: list[list[int]] = []
     batch, size = [], 0
-    for i in sorted(range(len(rows)), key=ids.__getitem__):  # neighbours share the most
+    for i in sorted(range(len(rows)), key=lambda i: ids[i]):  # neighbours share the most
         if not batches or joined(batch, size, i) > token_budget:
             batch, size = [], 0
             batches.append(batch)
@@ -123,7 +128,7 @@ def lay_out(rows: Sequence[Row]) -> tuple[list[int], list[int], list[int], list[
     before: list[list[int]] = [[] for _ in rows]
     last, path = [], []  # the row before, and its slots
 
-    for i in sorted(range(len(rows)), key=ids.__getitem__):  # rows that begin alike are neighbours
+    for i in sorted(range(len(rows)), key=lambda i: ids[i]):  # that begin alike are neighbours
         shared = len(commonprefix([last, ids[i]]))
         first = len(tokens)
         tokens += ids[i][shared:]
@@ -147,6 +152,7 @@ def _packed_logprobs(model: Any, rows: Any, targets: Tensor, temperature: float)
     output = model(tokens[None], attention_mask=mask, position_ids=positions[None], **options)
     states = output.hidden_states[-1]  # (1, T, width), what the output layer is given
 
+    # A few models scale their logits. If we cannot make the last ones again, packing is wrong here.
     head = model.get_output_embeddings()
     config = model.config.get_text_config()
     factor = getattr(config, "logit_scale", None) or 1.0  # Cohere
@@ -154,7 +160,8 @@ def _packed_logprobs(model: Any, rows: Any, targets: Tensor, temperature: float)
     if not torch.equal(head(states[:, -1:]) * factor / divisor, output.logits):
         return None
 
-    def score(states: Tensor, targets: Tensor) -> Tensor:
+    def chunk_logprobs(states: Tensor, targets: Tensor) -> Tensor:
+        # select_logprobs divides by the temperature, so the scale goes in there.
         return select_logprobs(head(states), targets, temperature * divisor / factor)
 
     slots = torch.tensor([*chain.from_iterable(before)], dtype=torch.long, device=model.device)
@@ -162,7 +169,8 @@ def _packed_logprobs(model: Any, rows: Any, targets: Tensor, temperature: float)
     states = states[0].index_select(0, slots)
     size = max(1, CHUNK // output.logits.shape[-1])
     chunks = zip(states.split(size), targets.split(size), strict=True)
-    return torch.cat([checkpoint(score, *chunk, use_reentrant=False) for chunk in chunks])
+    found = [checkpoint(chunk_logprobs, *chunk, use_reentrant=False) for chunk in chunks]
+    return torch.cat(found)
 
 
 def _attention_mask(model: Any, ends: Tensor) -> Any:
@@ -182,7 +190,7 @@ def _attention_mask(model: Any, ends: Tensor) -> Any:
 
 def sdpa_in_blocks(module: Any, query: Any, key: Any, value: Any, mask: Any, **options: Any) -> Any:
     """The attention "sdpa_in_blocks": a block of slots skips all later ones, which are hidden."""
-    if mask is None or query.shape[2] < key.shape[2]:
+    if mask is None or query.shape[2] < key.shape[2]:  # nothing to skip: no mask, or a cache
         return sdpa_attention_forward(module, query, key, value, mask, **options)
     found = []
     for start in range(0, query.shape[2], BLOCK):

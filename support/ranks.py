@@ -1,4 +1,4 @@
-"""Several processes under torchrun: each grows and learns its share, on a shard of the model.
+"""Several processes under torchrun: each has a share of the problems and a shard of the model.
 
     join, rank, count, gather     who am I, how many are we, what do the others say
     share                         deal the attempts of an update, the same on every rank
@@ -66,16 +66,16 @@ def gather(value: Any) -> list:
     return [json.loads(text.numpy().tobytes()) for text in texts]
 
 
-def share(sizes: list, parts: int) -> list[tuple[list, list[int]]]:
-    """Deal what all ranks hold into `parts` random parts, the same on every rank.
+def share(values: list, parts: int) -> list[tuple[list, list[int]]]:
+    """Deal the items of all ranks into `parts` random parts, the same on every rank.
 
-    sizes: a JSON value for each of this rank's items.
-    Returns for each part the values of all its items, of every rank, and the indices into this
-    rank's `sizes` of its own. Items stay where they are; a rank may own none of a part.
+    values: a JSON value for each of this rank's items.
+    Returns for each part the values of all its items, whatever their rank, and the places in
+    `values` of those that are this rank's. A rank may own none of a part.
     """
     everyone = []
-    for owner, values in enumerate(gather(sizes)):
-        everyone += [(owner, place, value) for place, value in enumerate(values)]
+    for owner, its_values in enumerate(gather(values)):
+        everyone += [(owner, place, value) for place, value in enumerate(its_values)]
     order = gather(torch.randperm(len(everyone)).tolist())[0]  # rank 0 draws for all
     dealt = []
     for start in range(parts):
@@ -88,8 +88,9 @@ def share(sizes: list, parts: int) -> list[tuple[list, list[int]]]:
 def shard(model: Any) -> Any:
     """Split each layer, and what stands around them, over the ranks; in one process: nothing."""
     if count() > 1:
+        layers = model._no_split_modules or ()  # the names of their classes
         for module in model.modules():
-            if type(module).__name__ in model._no_split_modules:  # the layers, by their class
+            if type(module).__name__ in layers:
                 fully_shard(module)
         fully_shard(model)
     return model
@@ -103,8 +104,8 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
 def sampling_copy(model: Any) -> Any:
     """The model that samples: made before `shard`, it needs no other rank for a token.
 
-    On CUDA it is bfloat16, of which a decode step reads half the bytes. On a CPU in one process it
-    is the model itself.
+    On CUDA it is bfloat16, of which a decode step reads half the bytes. In one process without CUDA
+    it is the model itself.
     """
     device = next(model.parameters()).device
     if count() == 1 and device.type != "cuda":
@@ -139,7 +140,7 @@ def training_state(model: Any, optimizer: Any) -> dict[str, Any]:
 
 
 def restore(model: Any, optimizer: Any, state: dict[str, Any]) -> None:
-    """Put back what rank 0's `training_state` gave, on any number of ranks; each has all of it."""
+    """Put back what rank 0's `training_state` gave; every rank has to pass the whole of it."""
     whole_state.set_model_state_dict(model, state["model"], options=FULL)
     if state["optimizer"]:
         whole_state.set_optimizer_state_dict(model, optimizer, state["optimizer"], options=FULL)

@@ -32,7 +32,7 @@ CACHE = "cache" if "cache" in NAMES else "past_key_values"
 
 
 def pick_device(name: str = "auto") -> torch.device:
-    """The one place where a device is chosen: cuda, else mps, else cpu, unless named.
+    """The one place where a device is chosen: the accelerator that PyTorch finds, else the CPU.
 
     Raises ValueError if PyTorch cannot use the device.
     """
@@ -59,10 +59,13 @@ def autocast(device: torch.device) -> AbstractContextManager:
 
 
 def check_model(path: str) -> None:
-    """ValueError if a path that can only mean a folder holds no model: no hub is asked in vain."""
+    """ValueError if a path can only mean a folder, but holds no model; the hub is not asked."""
     owner, *rest = path.split("/")
-    local = owner in ("", ".", "..", "~") or len(rest) > 1 or (rest and os.path.isdir(owner))
-    if (local or os.path.exists(path)) and not os.path.isfile(os.path.join(path, "config.json")):
+    is_folder = owner in ("", ".", "..", "~")  # "/a", "./a"
+    is_folder = is_folder or len(rest) > 1  # "a/b/c": an id of the hub has one slash
+    is_folder = is_folder or (len(rest) == 1 and os.path.isdir(owner))  # "runs/a", if runs/ is here
+    is_folder = is_folder or os.path.exists(path)
+    if is_folder and not os.path.isfile(os.path.join(path, "config.json")):
         what = "no folder with a config.json"
         if os.path.isfile(os.path.join(path, "checkpoint.pt")):
             what = "a run that has not ended: --resume it"
@@ -85,6 +88,8 @@ def load_model(path: str, device: torch.device, attention: str = "sdpa") -> tupl
 
     if not tokenizer.chat_template:
         raise ValueError(f"the tokenizer of {path!r} has no chat template: take a chat model")
+    if not end_tokens(model, tokenizer):
+        raise ValueError(f"{path!r} names no end token, so no completion would end")
     end = turn_end(tokenizer)
     if end and tokenizer.convert_tokens_to_ids(end) not in end_tokens(model, tokenizer):
         warnings.warn(
@@ -96,13 +101,17 @@ def load_model(path: str, device: torch.device, attention: str = "sdpa") -> tupl
 
 
 def special_tokens(tokenizer: Any) -> list[str]:
-    """What no text may smuggle in. Thinking tags may stay: templates look for them."""
+    """The special tokens that a message may not contain.
+
+    Thinking tags may stay, since templates look for them. `encode` cannot break one character.
+    """
     tokens = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
     return sorted(token for token in tokens - {"<think>", "</think>"} if len(token) > 1)
 
 
 def turn_end(tokenizer: Any) -> str:
     """The special token that the chat template puts after an answer, or ""."""
+    # The words in capitals can be found again. Many templates treat a last answer in another way.
     messages = [{"role": role, "content": role.upper()} for role in ("user", "assistant", "user")]
     behind = tokenizer.apply_chat_template(messages, tokenize=False).rpartition("ASSISTANT")[2]
     found = [token for token in special_tokens(tokenizer) if token in behind]
@@ -163,7 +172,7 @@ class Sampler:
             self.settings |= {"temperature": self.temperature, "top_p": self.top_p}
 
     def __call__(self, prompts: list[Messages], n: int) -> list[list[Completion] | None]:
-        """None where prompt and answer could exceed the context."""
+        """n completions of each prompt; None where prompt and answer could exceed the context."""
         encoded = [tuple(encode(self.tokenizer, p, self.enable_thinking)) for p in prompts]
         rows = [ids for ids in encoded if len(ids) + self.max_new_tokens <= self.context] * n
         rows.sort(key=lambda ids: (len(ids), ids), reverse=True)
@@ -184,11 +193,22 @@ class Sampler:
                 for ids, tokens in zip(batch, sampled, strict=True):
                     found[ids].append(self.completion(ids, tokens))
                 rows = rows[len(batch) :]
-        return [[found[ids].pop() for _ in range(n)] if ids in found else None for ids in encoded]
+
+        answers: list[list[Completion] | None] = []
+        for ids in encoded:
+            if ids in found:  # equal prompts share a list: each takes n of it
+                answers.append([found[ids].pop() for _ in range(n)])
+            else:
+                answers.append(None)
+        return answers
 
     def sample_batch(self, prompts: list[tuple[int, ...]]) -> list[list[int]]:
-        """Sample one completion of each prompt; the prompts come longest first."""
-        cache = self.read(prompts)
+        """Sample one completion of each prompt; the prompts come longest first.
+
+        After SLICE tokens, rows that have ended leave the batch and the cache. Without a cache all
+        tokens are sampled in one call.
+        """
+        cache = self.prefill(prompts)
         width = len(prompts[0])
         full = width + self.max_new_tokens
         rows = [list(prompt) for prompt in prompts]
@@ -199,9 +219,9 @@ class Sampler:
             settings = GenerationConfig(**self.settings, max_new_tokens=size)
             options = {"generation_config": settings, "logits_processor": [refuse_non_finite]}
             options[CACHE] = cache
-            ids = self.model.generate(input_ids=ids, attention_mask=mask, **options)
-            for row, tokens in zip(alive, ids[:, width:].tolist(), strict=True):
-                row += self.cut(tokens)
+            output = self.model.generate(input_ids=ids, attention_mask=mask, **options)
+            for row, tokens in zip(alive, output[:, width:].tolist(), strict=True):
+                row += self.cut(tokens)  # the row in `rows`, too
             width += size
             stay = [i for i, row in enumerate(alive) if row[-1] not in self.ends]
             alive = [alive[i] for i in stay]
@@ -209,12 +229,16 @@ class Sampler:
                 cache.batch_select_indices(torch.tensor(stay, dtype=torch.long, device=ids.device))
         return [row[len(prompt) :] for row, prompt in zip(rows, prompts, strict=True)]
 
-    def read(self, prompts: list[tuple[int, ...]]) -> DynamicCache | None:
-        """Keys and values of all but the last token; None for a model that keeps something else."""
+    def prefill(self, prompts: list[tuple[int, ...]]) -> DynamicCache | None:
+        """Keys and values of all but the last token.
+
+        None for a model that keeps something else, and for prompts of one token.
+        """
         if not self.sliceable or len(prompts[0]) == 1:
             return None
         distinct = list(dict.fromkeys(prompts))
-        ids, mask = self.left_pad(distinct, len(prompts[0]))[:, :, :-1]
+        padded = self.left_pad(distinct, len(prompts[0]))
+        ids, mask = padded[:, :, :-1]
         positions = (mask.cumsum(1) - 1).clamp(min=0)
         cache = DynamicCache(config=self.config)
         options = {CACHE: cache, "logits_to_keep": 1}
@@ -235,12 +259,14 @@ class Sampler:
         return tokens[: min(ends, default=len(tokens))]
 
     def completion(self, prompt: tuple[int, ...], ids: list[int]) -> Completion:
-        """Only end and padding tokens are left out of the text: others may mark a thought."""
+        """An answer as tokens and as text. Of the special tokens, the text lacks end and padding:
+        others may mark a thought."""
         kept = [token for token in ids if token not in (*self.ends, self.pad)]
         parts = [kept, list(prompt[-16:])]
         text, tail = self.tokenizer.batch_decode(parts, clean_up_tokenization_spaces=False)
-        thinking = tail.rstrip().endswith("<think>")
-        return Completion(text, list(prompt), ids, ids[-1] not in self.ends, thinking)
+        opened = tail.rstrip().endswith("<think>")  # by the chat template
+        truncated = ids[-1] not in self.ends
+        return Completion(text, list(prompt), ids, truncated=truncated, thinking=opened)
 
 
 def refuse_non_finite(_: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
@@ -251,7 +277,7 @@ def refuse_non_finite(_: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
 
 @contextmanager
 def only_our_settings(model: Any) -> Iterator[None]:
-    """For a while, the model has no dropout, and no settings that `generate` could take over."""
+    """In the block, the model has no dropout, and no settings that `generate` could take over."""
     plain = model.get_base_model() if hasattr(model, "get_base_model") else model  # below LoRA
     training, own = model.training, plain.generation_config
     model.eval()

@@ -74,12 +74,11 @@ def parse(kind: type, arguments: list[str] | None, description: str) -> dict[str
         if setting.default not in (None, ""):
             text += f" (default: {setting.default})"
         if setting.name in getattr(kind, "fitting", {}):
-            text += " (default: {} with a toy model, else {})".format(*kind.fitting[setting.name])
+            with_toy, with_real = kind.fitting[setting.name]
+            text += f" (default: {with_toy} with a toy model, else {with_real})"
         how = reader(setting.type)
         headings[heading].add_argument(flag(setting.name), dest=setting.name, help=text, **how)
-    given = parser.parse_args(arguments)
-    names = [setting.name for setting in fields(kind)]
-    return {name: getattr(given, name) for name in names if hasattr(given, name)}
+    return vars(parser.parse_args(arguments))
 
 
 def reader(kind: Any) -> dict[str, Any]:
@@ -93,7 +92,7 @@ def reader(kind: Any) -> dict[str, Any]:
     return {"type": kind, "metavar": kind.__name__.upper()}
 
 
-# The headings of --help.
+# `method(...)` is a field under the heading "method" of --help; the others likewise.
 method = partial(option, group="method")
 material = partial(option, group="model and problems")
 sampling = partial(option, group="sampling and executing")
@@ -120,7 +119,7 @@ class Config:
     None: the value of FITTING; for others see their help.
     """
 
-    fitting = FITTING  # for --help
+    fitting = FITTING  # no field: it has no annotation; `parse` shows it in --help
 
     turns: int = method(2, "S: attempts on a path of the tree; 1 is GRPO [paper: 2]")
     group_size: int = method(8, "G: completions sampled from one prompt [reported: 8]")
@@ -194,7 +193,7 @@ class Config:
         is_toy = self.problems in toy.WORLDS
         if self.credit != "mers" and self.gamma is not None:
             raise ValueError(f"--gamma has no effect with --credit {self.credit}: mers reads it")
-        if not 0 <= (self.gamma or 0) <= 1:
+        if self.gamma is not None and not 0 <= self.gamma <= 1:
             raise ValueError(f"--gamma must lie in [0, 1], got {self.gamma}")
         if not 0 <= self.clip_low <= 1:
             raise ValueError(f"--clip-low must lie in [0, 1], got {self.clip_low}")

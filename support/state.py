@@ -39,7 +39,7 @@ MAY_CHANGE = {"output", "resume", "device", "save_every", "eval_every", "log_tre
 class Data(NamedTuple):
     """The problems of a run."""
 
-    of_step: Callable[[int], list]  # the number of a step -> the problems that it trains on
+    problems_of: Callable[[int], list]  # the number of a step -> the problems that it trains on
     held_out: list  # evaluated; not trained on, unless --eval-problems or "cutoff" repeats them
     training: list  # all that is trained on; of a toy world, which never ends, 1,000 problems
 
@@ -47,12 +47,12 @@ class Data(NamedTuple):
 def toy_data(config: Any) -> Data:
     """The problems of a toy world: new ones for each step."""
 
-    def of_step(step: int) -> list:
+    def problems_of(step: int) -> list:
         seed = f"{config.seed}-{step}"
         return toy.problems(config.problems, "train", config.problems_per_step, seed)
 
     held_out = toy.problems(config.problems, "test", config.eval_count or 120, config.seed)
-    return Data(of_step, held_out, toy.problems(config.problems, "train", 1000, config.seed))
+    return Data(problems_of, held_out, toy.problems(config.problems, "train", 1000, config.seed))
 
 
 def listed_data(config: Any) -> Data:
@@ -78,13 +78,13 @@ def listed_data(config: Any) -> Data:
     def order_of(epoch: int) -> list[int]:
         return random.Random(f"{config.seed} {epoch}").sample(range(len(training)), len(training))
 
-    def of_step(step: int) -> list:
+    def problems_of(step: int) -> list:
         first = step * config.problems_per_step
         numbers = range(first, first + config.problems_per_step)
         places = [divmod(number, len(training)) for number in numbers]
         return [training[order_of(epoch)[place]] for epoch, place in places]
 
-    return Data(of_step, held_out, training)
+    return Data(problems_of, held_out, training)
 
 
 class State:
@@ -93,7 +93,7 @@ class State:
     def __init__(self, config: Any, folder: Path, device: torch.device, data: Data) -> None:
         """Load the model and make what belongs to it. ValueError: no prompt fits the model."""
         self.config, self.folder, self.device = config, folder, device
-        self.problems_of, self.held_out = data.of_step, distinct(data.held_out)
+        self.problems_of, self.held_out = data.problems_of, distinct(data.held_out)
         self.step = 0  # how many steps are made, so also the number of the next one
         self.evaluations: dict[int, dict] = {}  # after how many steps -> what was measured
         self.seconds: dict[str, float] = {}  # of the step that is made now, by phase
@@ -107,7 +107,7 @@ class State:
         self.model, self.tokenizer = load_model(path, device, attention)
 
         self.sampling_model = ranks.sampling_copy(self.model)
-        sampler = partial(
+        make_sampler = partial(
             Sampler,
             self.sampling_model,
             self.tokenizer,
@@ -115,8 +115,8 @@ class State:
             sample_tokens=config.sample_tokens,
             enable_thinking=config.enable_thinking,
         )
-        self.sample = sampler(temperature=config.temperature)
-        self.eval_sample = sampler(temperature=config.eval_temperature)
+        self.sample = make_sampler(temperature=config.temperature)
+        self.eval_sample = make_sampler(temperature=config.eval_temperature)
         check_fit(self.sample, data.training)
         workers = max(1, (os.cpu_count() or 1) // ranks.count())
         limits = {"feedback_tests": config.feedback_tests, "timeout": config.timeout}
@@ -152,7 +152,7 @@ class State:
                 file.write(json_lines(rows))
 
     def write(self, name: str, value: Any) -> None:
-        """Replace a JSON file of the run in one step."""
+        """Replace a JSON file of the run at once: nobody ever sees a half of it."""
         if ranks.rank() == 0:
             write(self.folder / name, json.dumps(value, indent=1) + "\n")
 
@@ -170,13 +170,13 @@ class State:
         if saved is None:
             return
         self.refuse_another_run(saved)
-        now, before = self.config.steps, saved["settings"]["steps"]
+        steps, steps_before = self.config.steps, saved["settings"]["steps"]
         if saved["versions"] != versions(self.device):
             print(f"made with {saved['versions']}: it goes on, but not bit for bit the same")
-        if saved["step"] == before == now:
-            print(f"already finished; --resume --steps {2 * now} would go on")
-        elif before != now:
-            print(f"{now} steps: from here on the learning rate falls over all of them")
+        if steps != steps_before:
+            print(f"{steps} steps: from here on the learning rate falls over all of them")
+        elif saved["step"] == steps:
+            print(f"already finished; --resume --steps {2 * steps} would go on")
 
         self.step, self.evaluations = saved["step"], saved["evaluations"]
         ranks.restore(self.model, self.optimizer, saved)
@@ -184,7 +184,7 @@ class State:
         if ranks.rank() == 0:  # what was logged after the checkpoint will be made again
             cut_log(self.folder / "metrics.jsonl", self.step, every=True)
             cut_log(self.folder / "trees.jsonl", self.step)
-        if self.step < now:
+        if self.step < steps:
             print(f"going on after step {self.step} of {self.folder}")
 
     def refuse_another_run(self, saved: dict[str, Any]) -> None:
@@ -209,8 +209,11 @@ class State:
             self.tokenizer.save_pretrained(folder)
 
     def keep_best(self) -> None:
-        """Keep the model in best/ unless an earlier one has solved as many (the first apart)."""
-        solved = {step: s["Iter-k"]["all"][-1]["value"] for step, s in self.evaluations.items()}
+        """Keep the model in best/ if it solves more than each trained one before, at the last k."""
+        solved = {}
+        for step, summary in self.evaluations.items():
+            at_k = summary["Iter-k"]["all"]
+            solved[step] = at_k[-1]["value"]
         earlier = [solved[step] for step in solved if 0 < step < self.step]
         if self.step == 0 or solved[self.step] <= max(earlier, default=-1.0):
             return
@@ -226,13 +229,15 @@ def check_fit(sample: Sampler, problems: list) -> None:
     shortest = min(len(encode(sample.tokenizer, p, sample.enable_thinking)) for p in prompts)
     if shortest + sample.max_new_tokens > sample.context:
         raise ValueError(
-            f"no prompt fits: the shortest has {shortest} tokens, --max-new-tokens asks for "
-            f"{sample.max_new_tokens}, the model's context holds {sample.context}"
+            f"none of {len(prompts)} prompts fits: the shortest has {shortest} tokens, "
+            f"--max-new-tokens asks for {sample.max_new_tokens}, the model's context holds "
+            f"{sample.context}"
         )
 
 
 def trees_of_all(trees: list[Node], with_texts: bool) -> list[Node]:
-    """The trees of every rank, for the logs. Texts travel only where they will be written down."""
+    """The trees of every rank, for the logs. The ids are counted there, so they always travel.
+    Texts travel only where they will be written down."""
     if ranks.count() == 1:
         return trees
     mine = [to_dict(tree, ids=True) for tree in trees]

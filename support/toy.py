@@ -62,9 +62,9 @@ def values(expression: str) -> tuple[int, ...]:
 def problems(world: str, split: str = "train", n: int = 1, seed: int | str = 0) -> list[Problem]:
     """Draw n problems of a world (ours). ValueError: no such world or split.
 
-    The splits of "doctest" share no (program, example) pair; of easy problems no (program, example,
-    first hidden input). "cutoff" has 16 problems in all, and "test" is these 16 in turn: there a
-    model learns a strategy, not answers.
+    In "doctest" a program and its example are in one split only. Of easy problems this holds for
+    program, example and first hidden input together. "cutoff" has 16 problems in all, and "test" is
+    these 16 in turn: there a model learns a strategy, not answers.
     """
     if world not in WORLDS or split not in ("train", "test"):
         raise ValueError(f"no split {split!r} of a toy world {world!r}: see WORLDS; train, test")
@@ -100,8 +100,9 @@ def doctest_problem(rng: random.Random) -> tuple[Problem, str]:
     return problem, "test" if is_test else "train"
 
 
-# One test, so the reward is 0 or 1. sum(got) is the guess. Of all wrong inputs the test takes the
-# one next to the guess, so its message says "too low" or "too high".
+# One test, so the reward is 0 or 1. `x < guess` holds for `guess` inputs: sum(got) is the guess. Of
+# all wrong inputs the test takes the one next to the guess, so its message says "too low" or "too
+# high". (The distance of x + 1/2 from the guess, times 2 to have whole numbers.)
 CUTOFF_TEST = """\
 got = [f(x) for x in range(17)]
 wrong = [x for x in range(17) if got[x] != (x < {k})]
@@ -120,9 +121,10 @@ def feedback_on(problem: Problem, expression: str) -> str:
     """What the executor would say of one of our own programs, without running it; "" if right."""
     if problem.kind == "assert":
         guess, k = int(expression.split()[-1]), int(problem.id.split("/")[1])
+        if guess == k:
+            return ""
         x = guess - 1 if guess > k else guess
-        wrong = f"Test 1 failed: f({x}) returned {x < guess}, expected {x < k}"
-        return "" if guess == k else wrong
+        return f"Test 1 failed: f({x}) returned {x < guess}, expected {x < k}"
 
     for number, ([x], expected) in enumerate(problem.tests, 1):
         value = values(expression)[x]
@@ -267,7 +269,7 @@ def batches(tokenizer: Any, world: str, seed: int, steps: int, size: int) -> Ite
     for _ in range(steps):
         (rows,) = rng.choices(lists, counts)
         ids, labels = zip(*rng.choices(rows, k=size), strict=True)
-        yield pad_sequence(ids, True), pad_sequence(labels, True, padding_value=-100)
+        yield pad_sequence(ids, batch_first=True), pad_sequence(labels, True, padding_value=-100)
 
 
 def warm_start(model: Any, data: Iterator[Batch], steps: int, folder: Path) -> None:
@@ -281,10 +283,12 @@ def warm_start(model: Any, data: Iterator[Batch], steps: int, folder: Path) -> N
 
     threads, start = torch.get_num_threads(), time.perf_counter()
     try:
-        for step, (ids, labels) in enumerate(islice(data, first, None), first + 1):
+        left_over = islice(data, first, None)  # the batches of the steps that are made are skipped
+        for step, (ids, labels) in enumerate(left_over, first + 1):
             if step == first + 1:
                 torch.set_num_threads(quicker(model, ids, labels))
-            optimizer.param_groups[0]["lr"] = RATE * min(step / 50, 1 - 0.9 * (step - 1) / steps)
+            rise, fall = step / 50, 1 - 0.9 * (step - 1) / steps
+            optimizer.param_groups[0]["lr"] = RATE * min(rise, fall)
             optimizer.zero_grad()
             loss = model(input_ids=ids, labels=labels).loss  # causal: no mask for right padding
             loss.backward()

@@ -395,8 +395,8 @@ def test_close_ends_what_goes_on_in_other_threads_and_the_next_call_works():
 def test_close_ends_a_worker_that_is_being_started():
     """The call was closed, so its pool is no longer known: the new worker gets no job."""
     executor.close()
-    fields = executor.prepare(ADD, executor.LIMITS)
-    result = executor._score(object(), (*fields, "while True: pass"))
+    job = executor.prepare(ADD, executor.LIMITS)._replace(code="while True: pass")
+    result = executor._judge(object(), job)
     assert result.feedback == "The program ended its judge."
     assert not executor._idle and not executor._busy
 

@@ -290,9 +290,9 @@ def test_a_tenth_of_a_file_is_held_out_at_least_one(tmp_path, count, expected):
     row = {"prompt": "Write f.", "tests": ["assert f() == 1"], "entry_point": "f", "kind": "assert"}
     file.write_text(run.json_lines({**row, "id": str(number)} for number in range(9)))
     config = Config(model="m", problems=str(file), eval_count=count, problems_per_step=2)
-    of_step, held_out, training = state.listed_data(config)
+    problems_of, held_out, training = state.listed_data(config)
     assert len(held_out) == expected and len(training) == 9 - expected
-    epoch = [p.id for step in range(4) for p in of_step(step)][: len(training)]
+    epoch = [p.id for step in range(4) for p in problems_of(step)][: len(training)]
     assert sorted(epoch) == sorted(p.id for p in training)  # each once before any comes again
     with pytest.raises(ValueError, match="nothing is left to train on"):
         state.listed_data(Config(model="m", problems=str(file), eval_count=9))
