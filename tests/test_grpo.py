@@ -221,6 +221,7 @@ def test_any_cut_into_micro_batches_gives_the_same_gradient(labels, norm):  # D1
     logp.requires_grad_()
     advantages = torch.tensor([1.0, -0.5, 0.0, 2.0, -1.0])
     mask = torch.arange(4) < torch.tensor([4, 1, 1, 3, 2])[:, None]
+    # 5 rows; 4 + 1 + 1 + 3 + 2 tokens; 5 rows * 8 tokens
     options = {"norm": norm, "denominator": {"sequence": 5, "token": 11, "constant": 40}[norm]}
 
     def part(at):
@@ -239,7 +240,7 @@ def test_on_policy_it_is_reinforce(gpt2):
     advantages = torch.tensor([1.0, -0.5, 0.25])
     logp, mask = score(gpt2, ROWS)
     loss, _ = grpo_loss(logp, None, advantages, mask)
-    same, _ = grpo_loss(logp, logp, advantages, mask)  # an old that hangs on the graph
+    same, _ = grpo_loss(logp, logp, advantages, mask)  # an old_logp that is still in the graph
     reinforce = -(advantages / mask.sum(1) * (logp * mask).sum(1)).sum() / len(ROWS)
     assert torch.equal(loss, same)
     assert torch.equal(slopes(loss, logp), slopes(same, logp))

@@ -53,8 +53,8 @@ def finish(processes):
     assert [process.exitcode for process in processes] == [0] * len(processes)
 
 
-# One update of seven attempts. A case: which rank holds each of them, and settings. Of two ranks
-# the second holds what the third would.
+# One update of seven attempts. A case: the rank that holds each of them, and settings. Where there
+# are only two ranks, the second also holds what is the third's.
 
 CASES = [
     ([0, 0, 0, 1, 1, 2, 2], {"beta": 0.1, "minibatches": 2, "gradient_checkpointing": True}),
@@ -73,7 +73,7 @@ def seven_nodes():
 
 
 def updated(kind, number):
-    """Numbers, gradient and weights of an update; how much of weights and moments is held here."""
+    """Numbers, gradient and weights of an update; how many weights and moments are held here."""
     owners, more = CASES[number]
     config = Config(**{"minibatches": 1, "grad_clip": 1e9, **more})
     last, model = ranks.count() - 1, tiny(kind)
@@ -126,10 +126,11 @@ def test_the_update_of_several_ranks_is_that_of_one_process(tmp_path):
         numbers, gradient, weights, held = updated(kind, number)  # in this process, alone
         for count, rank in [(2, 0), (2, 1), (3, 0), (3, 1), (3, 2)]:
             found = torch.load(tmp_path / str(count) / f"{kind}-{number}-{rank}")
-            assert found[0] == pytest.approx(numbers, rel=1e-6, abs=1e-9), CASES[number]
-            assert (found[1] - gradient).norm() <= 1e-6 * gradient.norm(), CASES[number]
-            assert (found[2] - weights).norm() <= 1e-6 * weights.norm(), CASES[number]
-            assert found[3] <= held / count * 1.05
+            its_numbers, its_gradient, its_weights, its_share = found
+            assert its_numbers == pytest.approx(numbers, rel=1e-6, abs=1e-9), CASES[number]
+            assert (its_gradient - gradient).norm() <= 1e-6 * gradient.norm(), CASES[number]
+            assert (its_weights - weights).norm() <= 1e-6 * weights.norm(), CASES[number]
+            assert its_share <= held / count * 1.05
 
 
 # Whole runs
@@ -175,7 +176,7 @@ def test_a_run_of_two_killed_and_resumed_is_the_undisturbed_run(small):
     trees = lines_of(folder / "trees.jsonl")
     assert [tree["step"] for tree in trees] == [0] * 4 + [2] * 4
     texts = [[child["text"] for child in tree["children"]] for tree in trees]
-    assert texts[:2] != texts[2:4]  # of two ranks; all prompts are equal: equal seeds would show
+    assert texts[:2] != texts[2:4]  # of two ranks: with equal seeds they would be equal
     line = lines_of(folder / "metrics.jsonl")[0]
     assert line["programs"] == sum(len(list(walk(from_dict(tree)))) for tree in trees[:4])
 

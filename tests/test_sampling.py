@@ -45,9 +45,9 @@ def sampler(model, tokenizer, **options):
 
 def ends_often(model, bias=4.0):
     """The model with the end token made likely, so that rows end at different lengths."""
-    head, real = model.get_output_embeddings(), model.get_output_embeddings().forward
-    bias = torch.zeros(300).index_fill_(0, torch.tensor([2]), bias)
-    head.forward = lambda states: real(states) + bias
+    added = torch.zeros(300)
+    added[2] = bias
+    model.get_output_embeddings().register_forward_hook(lambda _, states, logits: logits + added)
     return model
 
 
@@ -62,7 +62,12 @@ def alone(model, ids, new=6):
 def watch(monkeypatch, model, look):
     """Let `look` see the arguments of each call of `generate`."""
     real = model.generate
-    monkeypatch.setattr(model, "generate", lambda **given: look(given) or real(**given))
+
+    def watched(**given):
+        look(given)
+        return real(**given)
+
+    monkeypatch.setattr(model, "generate", watched)
 
 
 def test_one_bos_and_the_ids_of_direct_tokenising(tokenizer):
@@ -184,14 +189,14 @@ def test_a_prompt_is_read_once_and_rows_that_ended_leave(qwen, tokenizer, monkey
     monkeypatch.setattr(S, "SLICE", 2)
     read, rows = [], []
     embed = qwen.model.embed_tokens
-    real = embed.forward
-    monkeypatch.setattr(embed, "forward", lambda ids: read.append(ids.numel()) or real(ids))
+    embed.register_forward_pre_hook(lambda _, given: read.append(given[0].numel()))
     watch(monkeypatch, ends_often(qwen), lambda given: rows.append(len(given["input_ids"])))
     torch.manual_seed(3)
     (answers,) = sampler(qwen, tokenizer, max_new_tokens=12)([chat("a long prompt " * 9)], 8)
     lengths = [len(answer.completion_ids) for answer in answers]
     assert rows == [sum(n > made for n in lengths) for made in range(0, max(lengths), 2)]
-    assert len(set(rows)) > 2 and sum(read) < len(answers[0].prompt_ids) + 8 * 12
+    assert len(set(rows)) > 2
+    assert sum(read) < len(answers[0].prompt_ids) + 8 * 12  # the prompt, and each new token
 
 
 def test_a_batch_that_does_not_fit_is_halved_counted_and_said(qwen, tokenizer, monkeypatch):
@@ -207,7 +212,8 @@ def test_a_batch_that_does_not_fit_is_halved_counted_and_said(qwen, tokenizer, m
     with pytest.warns(UserWarning) as said:
         (answers,) = sample([chat("hello")], 10)
     row = len(encode(tokenizer, chat("hello"))) + 2
-    assert str(said[-1].message).endswith(f"a batch holds at most {10 * row // 4} tokens")
+    quarter = 10 * row // 4  # ten rows, halved twice
+    assert str(said[-1].message).endswith(f"a batch holds at most {quarter} tokens")
     assert tried == [10, 5, 2, 2, 2, 2, 2] and sample.halved == 2
     assert all(answer.completion_ids for answer in answers)
 
@@ -219,7 +225,7 @@ def test_a_batch_that_does_not_fit_is_halved_counted_and_said(qwen, tokenizer, m
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_logits_that_are_no_numbers_are_refused_and_the_model_is_as_before(qwen, tokenizer, bad):
+def test_logits_that_are_not_finite_are_refused_and_the_model_is_as_before(qwen, tokenizer, bad):
     own = qwen.generation_config
     ends_often(qwen, bad).train()
     with pytest.raises(ValueError, match="logits are not finite"):
@@ -228,7 +234,7 @@ def test_logits_that_are_no_numbers_are_refused_and_the_model_is_as_before(qwen,
 
 
 def answer_of(model, tokenizer, monkeypatch, tail):
-    """What becomes of it if `generate` gives this tail."""
+    """The sampler's answer if `generate` gives these ids behind the prompt."""
     new = torch.tensor([tail])
     monkeypatch.setattr(model, "generate", lambda input_ids, **_: torch.cat([input_ids, new], 1))
     return sampler(model, tokenizer, max_new_tokens=len(tail))([chat("q")], 1)[0][0]
@@ -246,8 +252,10 @@ CASES = [  # pad token, what `generate` gives, how much of it is kept, truncated
 
 
 @pytest.mark.parametrize("pad, tail, kept, truncated", CASES)
-def test_end_token_and_padding(qwen, tokenizer, monkeypatch, pad, tail, kept, truncated):
-    """The end token is kept, padding is not, and a sampled padding token is a token."""
+def test_the_end_token_is_kept_and_padding_is_not(
+    qwen, tokenizer, monkeypatch, pad, tail, kept, truncated
+):
+    """A padding token before the end was sampled, and is kept."""
     tokenizer.pad_token_id = pad
     qwen.generation_config.eos_token_id = [77]  # the tokenizer's is 2: both end a completion
     answer = answer_of(qwen, tokenizer, monkeypatch, tail)
@@ -267,8 +275,9 @@ def test_ids_and_text_are_kept_as_sampled(qwen, tokenizer, monkeypatch):  # D02
     assert answer_of(qwen, tokenizer, monkeypatch, tail).text == "x , y</think>z ."
 
 
-def test_devices():
-    assert pick_device("cpu") == CPU and pick_device().type in ("cpu", "cuda", "mps")
+def test_a_device_that_is_not_here_is_refused_and_the_cpu_computes_in_float32():
+    assert pick_device("cpu") == CPU
+    assert pick_device().type in ("cpu", "cuda", "mps")
     with pytest.raises(ValueError, match=r"^device 'cuda:99' cannot be used on this machine: .+$"):
         pick_device("cuda:99")
     with pytest.raises(ValueError, match="must be auto, cpu, mps, cuda or cuda:0, not 'gpu'"):

@@ -1,4 +1,4 @@
-"""toy.py: the worlds are as described, the tokenizer spells their texts, a base can be killed."""
+"""toy.py: the worlds are as described, the tokenizer spells their texts, a killed base goes on."""
 
 import random
 from itertools import product
@@ -79,10 +79,12 @@ def test_every_demonstration_is_spelt_exactly_and_imitates_a_consistent_chat(wor
     messages, program = toy.demonstration(world, random.Random(seed))
     ids = encode(tokenizer, messages)
     answer = tokenizer(program, add_special_tokens=False)["input_ids"]
-    assert tokenizer.unk_token_id not in ids + answer and tokenizer.decode(answer) == program
+    assert tokenizer.unk_token_id not in ids + answer
+    assert tokenizer.decode(answer) == program
     possible = set(range(1, 17))
     for attempt, reply in zip(messages[1::2], messages[2::2], strict=True):
-        assert attempt["content"].startswith(toy.DEF) and "Test " in reply["content"]
+        assert attempt["content"].startswith(toy.DEF)
+        assert "Test " in reply["content"]
         if world == "cutoff":
             guess = int(attempt["content"].split()[-1])
             too_low = "expected True" in reply["content"]
@@ -97,11 +99,11 @@ def test_the_demonstrator_repeats_itself_as_often_as_its_docstring_says():
         messages, program = toy.demonstration("doctest", rng)
         if len(messages) > 1:
             repeated.append(program == messages[-2]["content"])
-    assert 0.45 < len(repeated) / 1500 < 0.55
-    assert 0.45 < sum(repeated) / len(repeated) < 0.60
+    assert 0.45 < len(repeated) / 1500 < 0.55  # half of all chats have a failed attempt
+    assert 0.45 < sum(repeated) / len(repeated) < 0.60  # half repeat it; some draw it by chance
 
 
-def test_unknown_text_is_unknown_not_lost():
+def test_text_that_the_tokenizer_does_not_know_becomes_unk_and_is_not_lost():
     tokenizer = toy.make_tokenizer()
     message = {"role": "user", "content": "# clamp x\nSyntaxError: invalid \ud7ff"}
     assert tokenizer.unk_token_id in encode(tokenizer, [message])
@@ -113,13 +115,15 @@ def weights(path):
 
 
 def test_a_base_model_is_made_once_and_depends_on_its_seed(tmp_path, monkeypatch, capsys):
-    (tmp_path / "base-cutoff-seed7-1500x64-ada03c44").mkdir()  # as an earlier version named it
-    assert toy.base_model("cutoff", 7, tmp_path).name.endswith("ada03c44")
+    earlier = tmp_path / "base-cutoff-seed7-1500x64-ada03c44"  # of an earlier version of the code
+    earlier.mkdir()
+    assert toy.base_model("cutoff", 7, tmp_path) == earlier
 
     path = toy.base_model("doctest", 0, tmp_path, steps=2, batch=4)
     assert "making a tiny model for world 'doctest'" in capsys.readouterr().out
     first = weights(path)
-    assert len(first) < 150_000 and len([*tmp_path.iterdir()]) == 2
+    assert len(first) < 150_000
+    assert len([*tmp_path.iterdir()]) == 2  # this one and the one above: nothing is left over
     with monkeypatch.context() as patch:
         patch.setattr(toy, "warm_start", None)  # a second one would fail
         assert toy.base_model("doctest", 0, tmp_path, steps=2, batch=4) == path
