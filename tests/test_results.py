@@ -29,7 +29,8 @@ def test_a_table_of_the_page_is_made_anew():
 
 
 def test_a_cell_is_mean_and_half_width_over_seeds():
-    # Of 0.1, 0.2, 0.3: mean 20%, std 10 points, t of two degrees of freedom 4.303.
+    # Of 0.1, 0.2, 0.3: mean 20%, std 10 points, t of two degrees of freedom 4.303:
+    # 4.303 * 10 / sqrt(3) = 24.8
     assert report.cell([0.1, 0.2, 0.3]) == "20.0 ± 24.8"
     assert report.cell([0.5], "+") == "+50.0"
 
@@ -43,13 +44,13 @@ def test_a_difference_is_paired_by_seed():
     assert table.splitlines()[-1] == "| mers - none | " + " | ".join(["+10.0 ± 0.0"] * 5) + " |"
 
 
-def test_the_study_holds_all_runs_of_its_table():
-    """Each (world, seed, method) has five Iter-k of both decodings, all of one commit."""
+def test_each_run_of_the_study_has_five_iter_k_of_both_decodings_and_one_commit():
     seen = {}
     for row in record.read(RESULTS / "study.csv"):
         run = row["world"], row["seed"], row["method"]
         seen.setdefault(run, []).append(row)
         assert 0 <= float(row["value"]) <= 1
+    assert len(seen) > 50
     for run, rows in seen.items():
         assert len({row["commit"] for row in rows}) == 1 and rows[0]["commit"], run
         for decoding in ("sampled", "greedy"):
@@ -59,10 +60,12 @@ def test_the_study_holds_all_runs_of_its_table():
 
 def test_comments_and_docstrings_make_no_result_older():
     plain = "def f(x):\n    return x\n"
-    assert record.code('"""A."""\ndef f(x):\n    """B."""\n    return (x)  # C\n') == record.code(
-        plain
-    )
+    documented = '"""A."""\ndef f(x):\n    """B."""\n    return (x)  # C\n'
+    assert record.code(documented) == record.code(plain)
     assert record.code("def f(x):\n    return -x\n") != record.code(plain)
+
+
+def test_since_a_commit_that_is_not_known_everything_has_changed():
     assert record.changed("no commit", ["grpo.py"]) == ["grpo.py"]
 
 
