@@ -20,6 +20,7 @@ import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import pytest
 
@@ -55,30 +56,43 @@ def unescaped(line):
     return re.sub(r"\{\{(\d+) x (.*?)\}\}", lambda match: match[2] * int(match[1]), line)
 
 
+class Attack(NamedTuple):
+    """A program that tries to cheat, or an honest one; its reward must lie in [low, high]."""
+
+    name: str
+    problem: SimpleNamespace
+    low: float
+    high: float
+    program: str
+
+
 def corpus(name):
-    """(name, problem, lowest, highest reward, program) of each program of a file."""
+    """The programs of a file."""
     text = (REDTEAM / name).read_bytes().decode("utf-8")
     for block in text.split("\n#### ")[1:]:
         head, _, body = block.partition("\n")
         name, kind, low, high, _ = (part.strip() for part in head.split("|"))
         program = "\n".join(map(unescaped, body.split("\n")))
-        yield name, task(kind), float(low), float(high), program
+        yield Attack(name, task(kind), float(low), float(high), program)
 
 
 def judged(programs):
     """Score programs of a corpus; those whose reward is none of the allowed ones."""
-    hostile = [p for p in programs if p[2] == 0]
-    honest = [p for p in programs if p[2] == 1]
-    results = run_many([(p[1], p[4]) for p in hostile], timeout=0.3, memory_mb=256)
-    results += run_many([(p[1], p[4]) for p in honest], timeout=5)
+    hostile = [p for p in programs if p.low == 0]
+    honest = [p for p in programs if p.low == 1]
+    assert len(hostile) + len(honest) == len(programs)
+    results = run_many([(p.problem, p.program) for p in hostile], timeout=0.3, memory_mb=256)
+    results += run_many([(p.problem, p.program) for p in honest], timeout=5)
     faults = []
-    for (name, p, low, high, _), result in zip(hostile + honest, results, strict=True):
+    for p, result in zip(hostile + honest, results, strict=True):
         result.feedback.encode("utf-8")
         assert len(result.feedback) <= 2000 and "\x1b" not in result.feedback
         assert "<|im" not in result.feedback
-        right = low <= result.reward <= high and result.status != "unscorable"
-        if not right or p.kind == "stdin" and result.total != len(p.tests):
-            faults.append((name, result))
+        right = p.low <= result.reward <= p.high and result.status != "unscorable"
+        if p.problem.kind == "stdin" and result.total != len(p.problem.tests):
+            right = False
+        if not right:
+            faults.append((p.name, result))
     return faults
 
 
@@ -130,6 +144,7 @@ def in_python(code, **options):
 @pytest.fixture(autouse=True)
 def no_program_is_left():
     yield
+    # No other program sleeps so long: test_d29 starts those that do.
     assert not [words for _, _, words in processes().values() if "86399.25" in words]
 
 
@@ -157,9 +172,9 @@ def test_the_red_team_is_paid_for_nothing(name):
 def test_without_namespaces_only_side_effects_get_through(monkeypatch):
     monkeypatch.setenv("MURPHY_ISOLATION", "plain")
     executor.close()
-    programs = [p for p in list(corpus("programs.txt"))[::6] if p[0] not in SIDE_EFFECTS]
+    programs = [p for p in list(corpus("programs.txt"))[::6] if p.name not in SIDE_EFFECTS]
     dangerous = ("fork bomb", "kills all", "double fork", "deep folder", "locked folders")
-    programs += [p for p in corpus("programs.txt") if p[0] in dangerous]
+    programs += [p for p in corpus("programs.txt") if p.name in dangerous]
     with pytest.warns(UserWarning, match="a program is less confined on this system"):
         faults = judged(programs)
     executor.close()
@@ -258,7 +273,7 @@ def test_d30_output_neither_blocks_nor_fills_memory():
     assert value.feedback.startswith("Test 1 failed: f(2, 3) returned more than 1000000 bytes")
 
 
-def test_d33_cpu_time_decides():
+def test_d33_cpu_time_decides_and_not_waiting_for_a_busy_machine():
     busy = (
         "import time\ndef f(a, b):\n    end = time.process_time() + 0.05\n"
         "    while time.process_time() < end: pass\n    return a + b"
@@ -269,7 +284,7 @@ def test_d33_cpu_time_decides():
     assert all(0.1 < result.cpu_seconds < 2 for result in results)
 
 
-def test_d34_spawn_threads_and_short_limits():
+def test_d34_the_executor_works_under_spawn_and_in_threads_and_needs_neither_itself():
     assert run(ADD, "while True: pass", timeout=0.3).status == "timeout"
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         assert pool.apply(spawned) == 1
@@ -293,14 +308,14 @@ def test_d35_memory_is_limited_in_the_program_alone():
     assert run(ADD, "import numpy\ndef f(a, b): return numpy.int64(a) + b").reward == 1
     threads = "import os\ndef f(): return os.environ['OPENBLAS_NUM_THREADS']"
     assert run(functional(([], "1")), threads).reward == 1
-    done = in_python(  # a hard limit on the machine, below what the judge likes
+    done = in_python(  # the user may use less memory than the judge asks for
         "import resource; resource.setrlimit(resource.RLIMIT_AS, (2 << 30,) * 2)\n"
         "import executor; executor.self_check()"
     )
     assert done.returncode == 0, done.stderr
 
 
-def test_d36_odd_characters():
+def test_d36_odd_characters_are_judged_as_what_they_are():
     p = problem([["", "e"]], kind="stdin")
     for code, status in (
         (r"print('\ud800')", "error"),
@@ -353,7 +368,7 @@ def test_equal_pairs_run_once_and_results_keep_their_order():
     assert run_many([]) == []
 
 
-def test_limits_are_checked():
+def test_a_limit_that_is_unknown_or_no_positive_number_is_refused():
     with pytest.raises(TypeError, match="unknown limit 'seconds'; the limits are timeout"):
         run(ADD, "x", seconds=1)
     for name in ("timeout", "feedback_tests", "memory_mb", "output_bytes", "feedback_chars"):
@@ -428,7 +443,7 @@ def test_a_trainer_that_is_killed_leaves_no_trace(tmp_path, program, all_at_once
 
 def test_many_programs_leave_no_trace():
     names = ("crashes", "exit in the call", "closes all", "double fork", "forged messages")
-    hostile = [p[4] for p in corpus("programs.txt") if p[0] in names]
+    hostile = [p.program for p in corpus("programs.txt") if p.name in names]
     codes = []
     for n in range(10):
         codes += [f"{hostile[n % len(hostile)]}\n#{n}"]

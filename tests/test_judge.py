@@ -19,8 +19,8 @@ from executor import run, run_many
 
 CASES = Path(__file__).parent / "cases"
 LEFT_OUT = [line.partition(":")[0] for line in (CASES / "left_out.txt").read_text().splitlines()]
-# An example is a list of programs that run together. To make it smaller costs more than to read it.
-RANDOM = settings(deadline=None, max_examples=8, phases=[Phase.generate])
+# An example is ten programs that run together. They are small: hypothesis need not shrink them.
+RANDOM = settings(max_examples=8, phases=[Phase.generate])
 
 
 def problem(tests, kind="assert", entry="", public=(), **more):
@@ -243,6 +243,7 @@ def test_what_breaks_off_fails_what_it_did_not_reach():
     jobs = [(problem([text], entry="f"), program) for text in texts for program in programs]
     for (p, program), result in zip(jobs, run_many(jobs, timeout=0.3), strict=True):
         assert result.reward == 0, (p.tests, program)
+        assert result.status in ("error", "timeout"), (p.tests, program, result)
 
 
 def test_the_end_of_a_program_is_no_exception_that_a_test_can_expect():
@@ -271,7 +272,7 @@ def test_emptying_an_argument_buys_nothing():
     lines = (CASES / "emptied.txt").read_text().splitlines()
     problems = [problem([line.replace("\\n", "\n")], entry="f") for line in lines]
     results = run_many([(p, EMPTIES) for p in problems])
-    assert [result.reward for result in results] == [0] * 29
+    assert [(result.status, result.reward) for result in results] == [("failed", 0)] * 29
 
 
 def test_nothing_of_the_judge_is_changed_for_the_next_program():
@@ -432,7 +433,7 @@ def test_a_public_text_may_use_what_a_hidden_one_defines():
     assert result.feedback == "Test 1 failed: f(2) returned [2], expected 2"
 
 
-def test_a_public_test_that_is_not_graded():
+def test_a_public_test_that_is_no_test_of_the_problem_is_not_graded():
     p = problem(["assert f(2) == 777"], entry="f", public=["assert f(1) == 1"])
     result = run(p, "def f(n): return 777")
     assert (result.reward, result.total, result.public_passed) == (1, 1, False)
@@ -441,10 +442,10 @@ def test_a_public_test_that_is_not_graded():
 # ---------------------------------------------------------------------- stdin and functional
 
 
-STDIN = json.loads((CASES / "stdin.json").read_text())  # what is printed, expected, if it is right
+STDIN = json.loads((CASES / "stdin.json").read_text())  # printed, expected, whether it is right
 
 
-def test_d32_stdin_output_is_compared_as_stated():
+def test_d32_stdin_output_is_compared_line_by_line_and_number_by_number():
     jobs = [(problem([["", want]], kind="stdin"), f"print({out!r})") for out, want, _ in STDIN]
     results = run_many(jobs)
     judged = [[*row[:2], result.reward == 1] for row, result in zip(STDIN, results, strict=True)]
@@ -464,7 +465,7 @@ def test_each_stdin_case_has_the_time_limit_to_itself():
     assert (dies.status, dies.tests) == ("error", [True, False, True, True])
 
 
-def test_functional_values_are_jsons():
+def test_functional_values_are_compared_as_json_values():
     method = "class Solution:\n    def f(self, a=2, b=3): return a + b"
     for entry, program in [
         ("f", method),
@@ -575,12 +576,12 @@ def test_many_calls_are_cheap():
     ],
 )
 def test_a_value_of_absurd_cost_ends_its_program_and_not_the_judge(test, value):
-    """Ten such tests take no longer than one: the first that runs out of time ends them all."""
     p = problem([f"assert {test}"] * 10, entry="f", reference="def f(x): return x")
     result = run(p, f"def f(x): return {value}", timeout=0.3)
     assert (result.reward, result.total) == (0, 10)
     assert result.status in ("failed", "error", "timeout", "memory")
-    assert "MemoryError" in result.feedback or "10**8" not in value, result
+    if value == "range(10**8)":
+        assert "MemoryError" in result.feedback, result
 
 
 RAW = """
@@ -601,10 +602,12 @@ def say(value, raised):
     ],
 )
 def test_no_program_ends_an_iteration_of_the_tests(program):
-    assert run(problem(["assert all(map(f, [2, 4]))"], entry="f"), program).reward == 0
-    made = program.replace("A().__next__(x)", "A().__next__")
-    tests = ["assert all(map(f(2), [2, 4]))"]
-    assert run(problem(tests, entry="f", reference="def f(x): ..."), made).reward == 0
+    called = problem(["assert all(map(f, [2, 4]))"], entry="f")
+    made = problem(["assert all(map(f(2), [2, 4]))"], entry="f", reference="def f(x): ...")
+    hands_out = program.replace("A().__next__(x)", "A().__next__")
+    for p, code in ((called, program), (made, hands_out)):
+        result = run(p, code)
+        assert (result.reward, result.total) == (0, 1), result
 
 
 def test_a_reference_that_meets_a_limit_of_the_judge_makes_its_problem_unscorable():
