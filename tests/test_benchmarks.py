@@ -121,10 +121,11 @@ NOTATIONS = [
 
 
 @pytest.mark.parametrize(("docstring", "expected"), NOTATIONS)
-def test_docstring_notations(docstring, expected):
-    prompt = f'def f(x):\n    """What f does.\n    {docstring}\n    """\n'
-    assert docstring_examples(prompt, "f") == [f"assert {call}" for call in expected]
-    assert docstring_examples("def f(x):\n    import math\n" + prompt[10:], "f") == []
+def test_examples_are_found_in_the_docstring_in_each_notation(docstring, expected):
+    head, body = "def f(x):\n", f'    """What f does.\n    {docstring}\n    """\n'
+    assert docstring_examples(head + body, "f") == [f"assert {call}" for call in expected]
+    no_docstring = f"{head}    import math\n{body}"  # the text is not the first statement
+    assert docstring_examples(no_docstring, "f") == []
 
 
 texts = st.text(st.characters(codec="ascii", exclude_characters='"\\'), max_size=5)
@@ -188,7 +189,7 @@ def test_mbpp_splits_go_by_id(tmp_path):
     assert ids("test") == ids(None) == [11, 510]
 
 
-def test_livecodebench_stdin(tmp_path):
+def test_livecodebench_shows_public_pairs_and_hides_private_ones(tmp_path):
     [problem] = load(tmp_path, LIVE)
     assert (problem.kind, problem.entry_point, problem.difficulty) == ("stdin", "", "easy")
     assert problem.public_tests == [["1\n", "2\n"]] == problem.tests[:1]
@@ -260,7 +261,7 @@ def test_undecodable_or_empty_tests_leave_the_problem_out(tmp_path, capsys):  # 
         assert f"({reason})" in label and reason in why
 
 
-def test_date_window_includes_its_ends_and_reads_datetimes(monkeypatch):
+def test_a_date_window_includes_its_ends_and_reads_datetimes(monkeypatch):
     days = ["2024-12-31T23:00:00", datetime(2025, 1, 1, 18, 30), "2025-01-31", datetime(2025, 2, 1)]
     rows = [LIVE | {"question_id": str(n), "contest_date": day} for n, day in enumerate(days)]
     monkeypatch.setattr("datasets.load_dataset", lambda **request: rows)

@@ -36,6 +36,7 @@ def test_compare_pairs_by_problem():
     b = summary(s=WRONG, r=LATE, q=LATE, p=RIGHT, only_b=RIGHT, also_b=RIGHT)
     rows = compare.compare(a, b)
     names = ("n", "k", "A", "B", "B - A", "gained", "lost", "p")
+    # Of p, q, r, s, A solves r; B solves p at once, and q and r in its second attempt.
     first, second = [row for row in rows if row["problems"] == "all"]
     assert [first[name] for name in names] == [4, 1, 0.25, 0.25, 0.0, 1, 1, 1.0]
     assert [second[name] for name in names] == [4, 2, 0.25, 0.75, 0.5, 2, 0, 0.5]

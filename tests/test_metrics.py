@@ -24,13 +24,13 @@ def test_describe_counts_a_tree_by_hand():
     repaired = node(1, 0.0, [node(2, 1.0), node(2), node(2)], credit=1.0, truncated=True)
     hopeless = node(1, 0.5, [node(2), node(2, status="timeout"), node(2)], advantage=-1.0)
     tree = Node(0, children=[repaired, node(1, 1.0, advantage=0.7), hopeless])
-    assert metrics.describe([tree], tree.children, 2) == {
-        "programs": 9, "kept": 3, "learning": 2, "reward_1": 0.5, "solved_1": pytest.approx(1 / 3),
-        "reward_2": pytest.approx(1 / 6), "solved_2": pytest.approx(1 / 6), "problems_solved": 1.0,
-        "repaired": 0.5, "groups_with_spread": pytest.approx(2 / 3), "spread_1": 1.0,
-        "truncated": pytest.approx(1 / 9), "completion_tokens": 2.0, "timeouts": 1, "no_code": 0,
-        "too_long": 0,
-    }  # fmt: skip
+    line = metrics.describe([tree], tree.children, 2)
+    # Nine programs in three groups; the rewards are 0, 1, 0.5 and then 1, 0, 0 and 0, 0, 0.
+    counts = {"programs": 9, "kept": 3, "learning": 2, "timeouts": 1, "no_code": 0, "too_long": 0}
+    of_turns = {"reward_1": 1.5 / 3, "solved_1": 1 / 3, "reward_2": 1 / 6, "solved_2": 1 / 6}
+    shares = {"problems_solved": 1, "repaired": 1 / 2, "truncated": 1 / 9, "spread_1": 1}
+    shares |= {"groups_with_spread": 2 / 3, "completion_tokens": 2}  # the tokens are a mean
+    assert line == pytest.approx({**counts, **of_turns, **shares})
     line = metrics.describe([Node(0, unexpanded="too long")], [], 2)
     counts = ("programs", "problems_solved", "too_long")
     assert [line[name] for name in counts] == [0, 0, 1]
@@ -48,7 +48,10 @@ def test_spread_and_rewards_agree_with_a_naive_count(rewards):
     if rewards:
         assert line["reward_1"] == pytest.approx(sum(every) / len(every))
         assert line["groups_with_spread"] == pytest.approx(sum(different) / len(different))
-    assert not metrics.has_spread([node(1, credit=0.1 + 0.2), node(1, credit=0.3)])  # rounding
+
+
+def test_credits_that_differ_by_rounding_have_no_spread():
+    assert not metrics.has_spread([node(1, credit=0.1 + 0.2), node(1, credit=0.3)])
 
 
 def test_timed_adds_up_blocks_and_calls_and_what_was_interrupted(monkeypatch):
@@ -90,7 +93,8 @@ def test_a_run_becomes_curves_and_a_table(tmp_path, monkeypatch):
     first, rewards, *others = figures[0].axes
     assert [list(line.get_ydata()) for line in first.lines] == [[0.25, 0.5], [0.5, 0.75]]
     thin, thick = rewards.lines[:2]
-    assert list(thin.get_ydata()) == list(range(40)) and thick.get_ydata()[9] == 37.5
+    assert list(thin.get_ydata()) == list(range(40))
+    assert thick.get_ydata()[9] == 37.5  # the mean of the last of ten parts: 36 to 39
     legends = [[text.get_text() for text in axes.get_legend().texts] for axes in others]
     assert legends == metrics.PANELS
 

@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import os
 import re
 import subprocess
 import sys
@@ -94,7 +93,7 @@ BAD_ROWS = [
     (row(id="b", kind="essay"), "row 2 (b)", "kind is 'essay'"),
     (row(id="b", tests=["assert inc(("]), "row 2 (b)", "was never closed"),
     (row(id="b", tests=["assert inc(1) == \x00"]), "row 2 (b)", "null bytes"),
-    (row(id="b", tests=["(" * 200_000]), "row 2 (b)", ""),
+    (row(id="b", tests=["(" * 200_000]), "row 2 (b)", "too many nested parentheses"),
     (row(id="b", kind="stdin"), "row 2 (b)", "expected [input, output]"),
     (row(id="b", kind="stdin", tests=[["1", 2]]), "row 2 (b)", "expected [input, output]"),
     (row(id="b", kind="functional", tests=[["1", 2]]), "row 2 (b)", "[list of arguments, value]"),
@@ -119,7 +118,7 @@ def test_a_bad_row_is_named_and_the_others_load(tmp_path, capsys, bad, label, re
     assert "2 problems; of 3 rows 1 left out" in told
 
 
-def test_a_bad_byte_costs_one_row(tmp_path, capsys):
+def test_bytes_that_are_no_utf8_cost_one_row(tmp_path, capsys):
     path = write(tmp_path, row(), row(id="b", prompt="MARK"), row(id="c"))
     path.write_bytes(path.read_bytes().replace(b"MARK", b"\xff\xfe"))
     assert [p.id for p in load_problems(path)] == ["own/1", "c"]
@@ -250,7 +249,9 @@ def test_the_limit_follows_the_time_of_the_reference(tmp_path):
     path = write(tmp_path, row(id="slow"), row(id="quick"), row(id="free", reference=None))
     for _ in range(2):  # verified, then out of the cache
         slow, quick, free = load_problems(path, execute=execute, cache=tmp_path)
-        assert 3 * 2.9 <= slow.timeout <= 9 and 0.03 <= quick.timeout <= 4 and free.timeout is None
+        assert 3 * 2.9 <= slow.timeout <= 9  # three times what the reference used
+        assert 3 * 0.01 <= quick.timeout <= 4  # 4 is what a program has by default
+        assert free.timeout is None
     assert min(limits.values()) > 3 * 4  # the reference itself has more time than a program
 
 
@@ -288,16 +289,6 @@ def test_the_command_ends_with_one_sentence_where_no_problem_is(tmp_path):
     for wrong in ([], ["--help"], ["a", "b"]):
         with pytest.raises(SystemExit, match="^usage: python -m support.problems FILE"):
             main(wrong)
-
-
-@pytest.mark.parametrize("tool, module", [("problems", "gzip"), ("page", "html")])
-def test_ctrl_c_while_it_starts_ends_in_a_line(tmp_path, tool, module):
-    kill = "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n"
-    (tmp_path / f"{module}.py").write_text(kill)
-    command = [sys.executable, ROOT / "support" / f"{tool}.py"]
-    path = os.environ | {"PYTHONPATH": str(tmp_path)}
-    done = subprocess.run(command, env=path, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (1, f"\n{tool}: stopped\n")
 
 
 def test_the_examples_are_ten_problems_of_three_kinds():

@@ -105,12 +105,13 @@ def test_a_second_signal_ends_the_program_at_once(small, tmp_path):
     assert saved_step(tmp_path / "run") == 2  # after one signal it would be 3
 
 
-# When a signal comes: before which call of what; which one; how many steps are made in the end.
+# A signal comes before this call of a function: its module, its name, the number of the call. Then
+# which signal it is, and how many steps the stopped run has made.
 MOMENTS = [
     (murphy, "build_trees", 3, signal.SIGINT, 2),
     (murphy, "choose", 3, signal.SIGTERM, 3),
     (murphy, "attempts", 2, signal.SIGTERM, 2),
-    (state, "save", 3, signal.SIGTERM, 4),  # the last one: nothing is missing, the status tells
+    (state, "save", 3, signal.SIGTERM, 4),  # all steps are made; only the exit status tells of it
 ]
 
 
@@ -124,7 +125,7 @@ def test_a_signal_leaves_sampling_and_evaluation_but_finishes_an_update(
         calls.append(1)
         if len(calls) == call:
             if name in ("build_trees", "attempts"):
-                torch.rand(3)  # drawn for what is then left: it must not be missing afterwards
+                torch.rand(3)  # random numbers of work that is given up: a resume draws them again
             os.kill(os.getpid(), number)
         return real(*arguments, **named)
 
@@ -147,11 +148,14 @@ def test_a_signal_leaves_sampling_and_evaluation_but_finishes_an_update(
         ("evaluate.py", 130, "\nevaluate.py: stopped; the same command goes on\n"),
         ("support/compare.py", 1, "\ncompare: stopped\n"),
         ("support/metrics.py", 1, "\nmetrics: stopped\n"),
+        ("support/problems.py", 1, "\nproblems: stopped\n"),
+        ("support/page.py", 1, "\npage: stopped\n"),
     ],
 )
 def test_ctrl_c_while_a_program_starts_ends_in_a_line(program, code, line, tmp_path):
-    for library in ("numpy.py", "torch.py"):  # one of them is imported first
-        (tmp_path / library).write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    for library in ("numpy", "torch", "gzip", "html"):  # each program imports one of them
+        signalled = "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n"
+        (tmp_path / f"{library}.py").write_text(signalled)
     command = [sys.executable, Path(murphy.__file__).parent / program]
     path = os.environ | {"PYTHONPATH": str(tmp_path)}
     done = subprocess.run(command, env=path, capture_output=True, text=True)
@@ -179,9 +183,9 @@ def test_a_kill_in_the_middle_of_a_save_leaves_the_old_checkpoint(tmp_path, monk
 
 
 def test_a_checkpoint_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
-    order, fsync, replace = [], os.fsync, os.replace
-    monkeypatch.setattr(os, "fsync", lambda number: order.append("flush") or fsync(number))
-    monkeypatch.setattr(os, "replace", lambda *to: order.append("rename") or replace(*to))
+    order = []
+    monkeypatch.setattr(os, "fsync", lambda number: order.append("flush"))
+    monkeypatch.setattr(os, "replace", lambda *names: order.append("rename"))
     (tmp_path / "metrics.jsonl").write_text("")
     run.save(tmp_path, {"step": 1})
     assert order == ["flush", "flush", "rename", "flush"]  # log, checkpoint, its name, the folder

@@ -100,7 +100,7 @@ DEEP = "def f():\n    x = []\n    for _ in range(5000): x = [x]\n    return x"
         ("def f(): return 1 << (1 << 22)", "an integer of absurd size"),
     ],
 )
-def test_what_is_wrong_is_said(code, feedback):
+def test_feedback_says_what_is_wrong_with_an_odd_program_or_value(code, feedback):
     result = executor.run(returns(0), code)
     assert result.status == "error" and feedback in result.feedback
 
@@ -173,7 +173,7 @@ def test_a_main_program_ends_as_python_ends_it():
         assert done.returncode == 0 or result.status in ("error", "failed"), (code, result)
 
 
-def test_the_number_of_a_process_does_not_tell_what_ran_before():
+def test_a_programs_process_id_does_not_tell_what_ran_before():
     threads = "import threading\ndef f():\n    for _ in range(9): threading.Thread().start()\n"
     look = "import os\ndef f(): return os.getpid()"
     jobs = [(returns(0), code) for code in (look, threads, look + "\n")]
