@@ -32,12 +32,6 @@ def functional(*pairs, entry="f", **more):
     return problem([list(pair) for pair in pairs], kind="functional", entry=entry, **more)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def workers_end():
-    yield
-    executor.close()
-
-
 # ---------------------------------------------------------------------- as pytest
 
 
@@ -98,12 +92,7 @@ def larger(inner):
     forms = [
         (lambda n, x, y: block(f"if f({n}) > 1:", x) + block("else:", y), number, lines, lines),
         (lambda n, x: block(f"for i in range({n}):", x), number, lines),
-        (
-            lambda kind, x, y: block("try:", x) + block(f"except {kind}:", y),
-            exceptions,
-            lines,
-            lines,
-        ),
+        (lambda x, e, y: block("try:", x) + block(f"except {e}:", y), lines, exceptions, lines),
         (lambda x, y: block("try:", x) + block("finally:", y), lines, lines),
     ]
     return st.one_of([st.builds(*form) for form in forms])
@@ -207,13 +196,9 @@ def test_each_assert_is_a_test_and_a_failed_one_ends_nothing():
 
 
 def test_every_text_that_can_fail_is_counted():
-    texts = [
-        "assert f(0)",
-        "if f(2) != 2: raise ValueError",
-        "x = f(2)[0]",
-        "assert (m := f(2) == 2)",
-    ]
-    p = problem([*texts, "assert f(7) == 0"], entry="f")
+    texts = ["assert f(0)", "if f(2) != 2: raise ValueError", "x = f(2)[0]"]
+    texts += ["assert (m := f(2) == 2)", "assert f(7) == 0"]
+    p = problem(texts, entry="f")
     assert run(p, "def f(x): return 0").tests == [False] * 4 + [True]
 
 
@@ -467,11 +452,8 @@ def test_each_stdin_case_has_the_time_limit_to_itself():
 
 def test_functional_values_are_compared_as_json_values():
     method = "class Solution:\n    def f(self, a=2, b=3): return a + b"
-    for entry, program in [
-        ("f", method),
-        ("Solution.f", method),
-        ("f", "def f(a, b): return a + b"),
-    ]:
+    function = "def f(a, b): return a + b"
+    for entry, program in [("f", method), ("Solution.f", method), ("f", function)]:
         assert run(functional(([2, 3], 5), ([1, 0], 1), entry=entry), program).reward == 1
     for value, expected, right in [
         ("(1, (2.0000000001,))", [1, [2.0]], True),  # a tuple is as good as a list

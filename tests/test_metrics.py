@@ -36,6 +36,7 @@ def test_describe_counts_a_tree_by_hand():
     assert [line[name] for name in counts] == [0, 0, 1]
     shares = ("reward_1", "reward_2", "repaired", "spread_1")
     assert [line[name] for name in shares] == [None] * 4  # a share of nothing is no number
+    assert not metrics.has_spread([node(1, credit=0.1 + 0.2), node(1, credit=0.3)])  # rounding
 
 
 @given(st.lists(st.lists(st.sampled_from([0.0, 0.1, 0.5, 1.0]), min_size=1, max_size=5)))
@@ -48,10 +49,6 @@ def test_spread_and_rewards_agree_with_a_naive_count(rewards):
     if rewards:
         assert line["reward_1"] == pytest.approx(sum(every) / len(every))
         assert line["groups_with_spread"] == pytest.approx(sum(different) / len(different))
-
-
-def test_credits_that_differ_by_rounding_have_no_spread():
-    assert not metrics.has_spread([node(1, credit=0.1 + 0.2), node(1, credit=0.3)])
 
 
 def test_timed_adds_up_blocks_and_calls_and_what_was_interrupted(monkeypatch):

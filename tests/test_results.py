@@ -58,14 +58,11 @@ def test_each_run_of_the_study_has_five_iter_k_of_both_decodings_and_one_commit(
             assert [row["k"] for row in whole] == list("12345"), run
 
 
-def test_comments_and_docstrings_make_no_result_older():
+def test_comments_make_no_result_older_and_an_unknown_commit_makes_all_older():
     plain = "def f(x):\n    return x\n"
     documented = '"""A."""\ndef f(x):\n    """B."""\n    return (x)  # C\n'
     assert record.code(documented) == record.code(plain)
     assert record.code("def f(x):\n    return -x\n") != record.code(plain)
-
-
-def test_since_a_commit_that_is_not_known_everything_has_changed():
     assert record.changed("no commit", ["grpo.py"]) == ["grpo.py"]
 
 

@@ -1,20 +1,16 @@
 """What a program does when it is asked."""
 
 import itertools
+import json
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 import executor
 from support.sandbox import Program, run_named
-
-
-@pytest.fixture(autouse=True, scope="module")
-def workers_end():
-    yield
-    executor.close()
 
 
 def returns(value):
@@ -125,41 +121,8 @@ def test_threads_and_files_that_a_usual_program_needs_and_not_many_more():
     assert passes(recursion, [300])  # its stack is smaller than the usual one
 
 
-ENDINGS = [
-    *(f"print(1)\nsys.exit({code})" for code in ("", "0", "256", "0.0", "1", "'text'", "''")),
-    *(f"print(1)\nsys.exit({code})" for code in ("None", "False", "True", "[]", "-1")),
-    "print(1, flush=True)\nos._exit(0)",
-    "print(1, flush=True)\nos._exit(1)",
-    "print(1)\nos._exit(0)",
-    "print(1)\nraise SystemExit",
-    "print(1)\nraise KeyboardInterrupt",
-    "print(1)\nraise ValueError",
-    "threading.Thread(target=lambda: (time.sleep(0.1), print(1))).start()",
-    "threading.Thread(target=lambda: (time.sleep(9), print(2)), daemon=True).start()\nprint(1)",
-    "threading.Thread(target=lambda: 1 / 0).start()\nprint(1)",
-    "atexit.register(print, input())",
-    "atexit.register(lambda: 1 / 0)\nprint(1)",
-    "atexit.register(print, 1)\nsys.exit(1)",
-    "sys.stdout.write('1')",
-    "print(1)\nsys.stdout.close()",
-    "print(1, flush=True)\nos.close(1)",
-    "print(1)\nos.close(1)",
-    "sys.stdout = open(1, 'w')\nprint(1)",
-    "file = open(1, 'w', closefd=False)\nfile.write('1')",
-    "open('/dev/stdout', 'w').write('1')",
-    "sys.stdout = io.TextIOWrapper(sys.stdout.buffer, 'utf-8')\nprint(input())",
-    "sys.stdout = io.StringIO()\nprint(1)",
-    "sys.stdout = s = io.StringIO()\nprint(1)\nsys.__stdout__.write(s.getvalue())",
-    "print(1, flush=True)\nsys.stdout = None",
-    "sys.stdout = 5",
-    "print(open('/dev/stdin').read())",
-    "print(open(0).read())",
-    "sys.stdin = open('/proc/self/fd/0')\nprint(input())",
-    # Programs of contests print so; its flush() needs a global name.
-    "class Fast(io.StringIO):\n    def flush(self): os.write(1, self.getvalue().encode())\n"
-    "sys.stdout = Fast()\nprint(1)",
-    "class Late:\n    def __del__(self): print(1)\nlate = Late()",
-]
+# Last lines of a main program, each of which ends it in a way of its own.
+ENDINGS = json.loads((Path(__file__).parent / "cases" / "endings.json").read_text())
 
 
 def test_a_main_program_ends_as_python_ends_it():
