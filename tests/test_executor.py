@@ -18,9 +18,9 @@ import subprocess
 import sys
 import threading
 import time
+from collections import namedtuple
 from pathlib import Path
 from types import SimpleNamespace
-from typing import NamedTuple
 
 import pytest
 
@@ -56,14 +56,8 @@ def unescaped(line):
     return re.sub(r"\{\{(\d+) x (.*?)\}\}", lambda match: match[2] * int(match[1]), line)
 
 
-class Attack(NamedTuple):
-    """A program that tries to cheat, or an honest one; its reward must lie in [low, high]."""
-
-    name: str
-    problem: SimpleNamespace
-    low: float
-    high: float
-    program: str
+# A program that tries to cheat, or an honest one; its reward must lie between low and high.
+Attack = namedtuple("Attack", "name problem low high program")
 
 
 def corpus(name):

@@ -29,8 +29,7 @@ def test_a_table_of_the_page_is_made_anew():
 
 
 def test_a_cell_is_mean_and_half_width_over_seeds():
-    # Of 0.1, 0.2, 0.3: mean 20%, std 10 points, t of two degrees of freedom 4.303:
-    # 4.303 * 10 / sqrt(3) = 24.8
+    # Mean 20%, std 10 points; t of two degrees of freedom is 4.303: 4.303 * 10 / sqrt(3) = 24.8
     assert report.cell([0.1, 0.2, 0.3]) == "20.0 ± 24.8"
     assert report.cell([0.5], "+") == "+50.0"
 

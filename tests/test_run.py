@@ -105,8 +105,7 @@ def test_a_second_signal_ends_the_program_at_once(small, tmp_path):
     assert saved_step(tmp_path / "run") == 2  # after one signal it would be 3
 
 
-# A signal comes before this call of a function: its module, its name, the number of the call. Then
-# which signal it is, and how many steps the stopped run has made.
+# The call before which a signal comes (module, name, count), the signal, and the steps made then.
 MOMENTS = [
     (murphy, "build_trees", 3, signal.SIGINT, 2),
     (murphy, "choose", 3, signal.SIGTERM, 3),
