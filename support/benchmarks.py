@@ -26,29 +26,21 @@ from support.problems import Problem, own, read_rows
 
 SETS = json.loads(Path(__file__).with_suffix(".json").read_text())
 HUB = SETS["hub"]  # name: [format, hub id, configuration, split]
-MBPP_IDS = SETS["mbpp_ids"]  # split: [first task_id, last task_id]
 
 
 def find(
     name: str,
-    split: str | None = None,
     version: str | None = None,
     start_date: str | None = None,
     end_date: str | None = None,
 ) -> tuple[Any, str, Callable[[dict], Problem | None]]:
     """The rows of a set, their format, and what makes a row a Problem (None: not asked for).
 
-    split: MBPP: test (default), train, validation, prompt, all. KodCode: train, use_with_caution.
-    version, start_date and end_date (2025-01-31): LiveCodeBench.
+    version, start_date and end_date (2025-01-31) are for LiveCodeBench.
     Raises ValueError or FileNotFoundError for a wrong request, before the hub is asked.
     """
     rows = [] if name in HUB else read_rows(Path(name))
     form = HUB[name][0] if name in HUB else recognise(rows)
-    splits = list(MBPP_IDS) if form == "mbpp" else []
-    if name == "kodcode":  # a file of it is one split
-        splits = ["train", "use_with_caution"]
-    if split and split not in splits:
-        raise ValueError(f"{name} has no split {split!r}: expected {' or '.join(splits) or 'none'}")
     if version and name != "livecodebench":
         raise ValueError(f"version {version} is for livecodebench on the hub, not for {name}")
     for day in filter(None, (start_date, end_date)):
@@ -57,16 +49,16 @@ def find(
         if not re.fullmatch(r"\d{4}-\d\d-\d\d", day):
             raise ValueError(f"{day!r} is no date: expected one like 2025-01-31")
     if name in HUB:
-        rows = hub_rows(name, split, version)
+        rows = hub_rows(name, version or "release_v6")
 
     def make(row: dict) -> Problem | None:
-        day = str(row.get("contest_date") or "")[:10]  # a datetime, too, begins with its date
-        is_wanted = (start_date or "") <= day <= (end_date or "9999")
-        if form == "mbpp":
-            default = "all" if row.get("test") else "test"  # of MBPP+ all rows
-            first, last = MBPP_IDS[split or default]
-            is_wanted = first <= int(row["task_id"]) <= last
-        return convert(form, row) if is_wanted else None
+        in_window, in_split = True, True
+        if start_date or end_date:
+            day = str(row["contest_date"])[:10]  # a datetime, too, begins with its date
+            in_window = (start_date or "") <= day <= (end_date or "9999")
+        if form == "mbpp" and not row.get("test"):  # MBPP+ has a `test`, and is taken whole
+            in_split = 11 <= int(row["task_id"]) <= 510  # the test split
+        return convert_row(form, row) if in_window and in_split else None
 
     return rows, form, make
 
@@ -74,31 +66,25 @@ def find(
 def recognise(rows: list) -> str:
     """The format of a file, by the fields of its first row; "own" for your own problems."""
     row = next((row for row in rows if isinstance(row, dict)), {})
-    for sign, form in SETS["signs"].items():
-        if sign in row and "tests" not in row:
-            return form
-    return "own"
+    forms = [form for sign, form in SETS["signs"].items() if sign in row and "tests" not in row]
+    return forms[0] if forms else "own"
 
 
-def hub_rows(name: str, split: str | None, version: str | None) -> Any:
+def hub_rows(name: str, version: str) -> Any:
     """The rows of a set on the hub. ValueError, in one sentence, if that fails."""
     import datasets  # here, because both are slow to import and files do without them
 
     from support.run import check_hub
 
-    form, address, configuration, default = HUB[name]
-    request = {"path": address, "name": configuration, "split": default}
-    if form == "kodcode" and split:
-        request["split"] = split
+    form, address, configuration, split = HUB[name]
+    request = {"path": address, "name": configuration, "split": split}
     if form == "livecodebench":  # datasets 5 refuses the loading script of this set
-        version = version or "release_v6"
-        files = SETS["livecodebench_files"].get(version)
-        if files is None:
-            known = ", ".join(SETS["livecodebench_files"])
-            raise ValueError(f"unknown LiveCodeBench version {version!r}: expected one of {known}")
-        print(f"livecodebench {version} is {', '.join(files)}", file=sys.stderr)
-        addresses = [f"hf://datasets/{address}/{file}" for file in files]
-        request = {"path": "json", "data_files": addresses, "split": default}
+        known = SETS["livecodebench_files"]
+        if version not in known:
+            raise ValueError(f"{name} has no version {version!r}: expected {', '.join(known)}")
+        print(f"livecodebench {version} is {', '.join(known[version])}", file=sys.stderr)
+        addresses = [f"hf://datasets/{address}/{file}" for file in known[version]]
+        request = {"path": "json", "data_files": addresses, "split": split}
     try:
         check_hub(address, "dataset")
         return datasets.load_dataset(**request)
@@ -108,7 +94,7 @@ def hub_rows(name: str, split: str | None, version: str | None) -> Any:
         raise ValueError(f"cannot load {name} from {address} ({why}); {advice}") from error
 
 
-def convert(form: str, row: dict) -> Problem:
+def convert_row(form: str, row: dict) -> Problem:
     """A row as a Problem. A field that nobody reads is refused, not ignored."""
     if form == "own":
         return own(row)
@@ -153,31 +139,40 @@ def _mbpp(row: dict) -> Problem:
 
 def _livecodebench(row: dict) -> Problem:
     """A case is [input, output], or [arguments, value], where each line of the input is JSON."""
-    public, private = json.loads(row["public_test_cases"]), private_tests(row["private_test_cases"])
-    kinds = {case["testtype"] for case in public + private}
+    cases = json.loads(row["public_test_cases"])
+    private, shown = private_tests(row["private_test_cases"]), len(cases)
+    cases += private
+    kinds = {case["testtype"] for case in cases}
     if not private or len(kinds) != 1:
         raise ValueError(f"{len(private)} private tests, types {sorted(kinds)}: expected one type")
-    tests = [[case["input"], case["output"]] for case in public + private]
-    hints = ["It reads standard input and prints the answer to standard output."]
-    for given, expected in tests[: len(public)]:
-        hints += [_block("Input", given, ""), _block("Output", expected, "")]
-    name, kind = "", kinds.pop()
+    [kind] = kinds
     if kind == "functional":
         metadata = row["metadata"]
-        name = (json.loads(metadata) if isinstance(metadata, str) else metadata)["func_name"]
-        hints, shown = [_block("Start from this", row["starter_code"])], []
-        for test in tests:
-            test[0] = [json.loads(line) for line in test[0].split("\n") if line.strip()]
-            test[1] = json.loads(test[1])
-            arguments = ", ".join(map(repr, test[0]))
-            shown.append(f"{name}({arguments}) == {test[1]!r}")
-        hints.append(_block("It must pass", "\n".join(shown[: len(public)])))
+        if isinstance(metadata, str):
+            metadata = json.loads(metadata)
+        name = metadata["func_name"]
+        tests = []
+        for case in cases:
+            lines = filter(str.strip, case["input"].split("\n"))
+            tests.append([list(map(json.loads, lines)), json.loads(case["output"])])
+        public = tests[:shown]
+        calls = [f"{name}({', '.join(map(repr, given))}) == {value!r}" for given, value in public]
+        hints = [_block("Start from this", row["starter_code"])]
+        hints.append(_block("It must pass", "\n".join(calls)))
+    else:
+        name, tests = "", [[case["input"], case["output"]] for case in cases]
+        public = tests[:shown]
+        hints = ["It reads standard input and prints the answer to standard output."]
+        for given, expected in public:
+            hints += [_block("Input", given, ""), _block("Output", expected, "")]
     # LiveCodeBench's harness puts these imports first: its starter code uses List unimported.
     imports = [f"from {module} import *\nimport {module}" for module in SETS["modules"]]
     context = "\n".join([*imports, "sys.setrecursionlimit(50000)"])
     key, level = str(row["question_id"]), row.get("difficulty")
     message = _message(row["question_content"], [name] if name else [], *hints)
-    return Problem(key, message, tests, tests[: len(public)], name, kind, level, context=context)
+    return Problem(
+        key, message, tests, public, entry_point=name, kind=kind, difficulty=level, context=context
+    )
 
 
 def _kodcode(row: dict) -> Problem:
@@ -186,12 +181,13 @@ def _kodcode(row: dict) -> Problem:
     needed = _needed(row["solution"], "\n".join(tests))
     if not needed:
         raise ValueError("the tests use nothing that the solution defines")
-    message = _message(_block("Complete this program", row["question"]), needed)
-    if row.get("style") != "complete":
+    if row.get("style") == "complete":
+        message = _message(_block("Complete this program", row["question"]), needed)
+    else:
         stubs = [info["function_declaration"] for info in row.get("test_info") or []]
         message = _message(row["question"], needed, _block("Start from this", "\n".join(stubs)))
-    key, level = str(row["question_id"]), row.get("gpt_difficulty")
-    return Problem(key, message, tests, [], needed[0], "assert", level, row["solution"])
+    key, right, level = str(row["question_id"]), row["solution"], row.get("gpt_difficulty")
+    return Problem(key, message, tests, entry_point=needed[0], difficulty=level, reference=right)
 
 
 def docstring_examples(prompt: str, entry_point: str) -> list[str]:
@@ -211,9 +207,9 @@ def docstring_examples(prompt: str, entry_point: str) -> list[str]:
     with contextlib.suppress(ValueError):  # a badly indented doctest
         examples = doctest.DocTestParser().get_examples(text)
         found = [(example.source, _constant(example.want or "None")) for example in examples]
-    start = rf"(?<![\w.]){re.escape(entry_point)}\("
-    call = rf"{start}(?:(?!{start})[^\0])*?\)"  # from the name to a bracket that a sign follows
-    sign = r"[ \t]*(?:# *)?(?:==>|=>|->|\u279e|==|=|should return|returns?) *"
+    start = rf"(?<![\w.]){re.escape(entry_point)}\("  # "f(", but not "of(" or "my.f("
+    call = rf"{start}(?:(?!{start})[^\0])*?\)"  # "f((1, 2), [])", also over several lines
+    sign = r"[ \t]*(?:# *)?(?:==>|=>|->|\u279e|==|=|should return|returns?) *"  # " # => "
     for source, rest in re.findall(f"({call}){sign}(?=(.*))", text):
         found.append((source, _first_constant(rest)))
 
@@ -229,11 +225,12 @@ def docstring_examples(prompt: str, entry_point: str) -> list[str]:
 
 
 def _first_constant(line: str) -> str:
-    """The longest constant that a line begins with and that no formula goes on from, or ""."""
+    """The longest constant at the start of a line; "" if a formula goes on after it (`4 + x`)."""
     for end in range(len(line), 0, -1):
-        goes_on = re.match(r"\.?\w|[\"']| *[-+*/=]", line[end:])
-        if not goes_on and line[end - 1] not in ".," and _constant(line[:end]):
-            return _constant(line[:end])
+        goes_on = re.match(r"\.?\w|[\"']| *[-+*/=]", line[end:])  # "4" of "42", of "4 + x"
+        constant = _constant(line[:end])
+        if constant and not goes_on and line[end - 1] not in ".,":
+            return constant
     return ""
 
 
@@ -244,7 +241,7 @@ def _constant(text: str) -> str:
     return ""
 
 
-class _Text(pickle.Unpickler):
+class NamelessUnpickler(pickle.Unpickler):
     """Loading a pickle can run code that it names. This one knows no names."""
 
     def find_class(self, module: str, name: str) -> Any:
@@ -255,7 +252,7 @@ def private_tests(text: str) -> list[dict]:
     """LiveCodeBench's private tests, which are JSON or base64(zlib(pickle(JSON))) [theirs]."""
     if not text.lstrip().startswith("["):
         data = zlib.decompress(base64.b64decode(text, validate=True))
-        text = _Text(io.BytesIO(data)).load()
+        text = NamelessUnpickler(io.BytesIO(data)).load()
     return json.loads(text)
 
 
@@ -269,11 +266,13 @@ def _message(statement: str, names: list[str], *hints: str) -> str:
 
 
 def _block(title: str, text: str, tag: str = "python") -> str:
+    """A text under its title. An empty Python block is left out; an empty input is shown."""
     text = text.strip("\n")
     return f"{title}:\n\n```{tag}\n{text}\n```" if text or not tag else ""
 
 
 def _function(prompt: str, name: str) -> ast.FunctionDef:
+    """The last top-level function of that name."""
     for node in ast.parse(prompt).body[::-1]:
         if isinstance(node, ast.FunctionDef) and node.name == name:
             return node
@@ -282,7 +281,10 @@ def _function(prompt: str, name: str) -> ast.FunctionDef:
 
 def _needed(code: str, tests: str) -> list[str]:
     """The names that `code` defines and `tests` use but do not define, in the order of `code`."""
-    own = [getattr(node, "name", "") for node in ast.parse(tests).body]
-    used = {getattr(node, "id", getattr(node, "name", "")) for node in ast.walk(ast.parse(tests))}
-    defined = [getattr(node, "name", "") for node in ast.parse(code).body]
-    return [name for name in dict.fromkeys(defined) if name in used.difference(own)]
+    kinds = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+    defined = [node.name for node in ast.parse(code).body if isinstance(node, kinds)]
+    defined_in_tests = [node.name for node in ast.parse(tests).body if isinstance(node, kinds)]
+    nodes = list(ast.walk(ast.parse(tests)))
+    used = {node.id for node in nodes if isinstance(node, ast.Name)}
+    used |= {node.name for node in nodes if isinstance(node, ast.alias)}  # from solution import f
+    return [name for name in dict.fromkeys(defined) if name in used.difference(defined_in_tests)]

@@ -67,9 +67,9 @@ def load_problems(
 ) -> list[Problem]:
     """The problems of a benchmark on the hub, or of a file (.jsonl or .json, also .gz).
 
-    limit: the first `limit` rows, with a seed a shuffled sample; rows left out are not made up for.
+    limit: the first `limit` rows, with a seed a shuffled sample. Rows that are left out count, too.
     execute: executor.run_many, to check tests and references; its results are kept in `cache`.
-    request: split, version, start_date and end_date of a benchmark, see benchmarks.find.
+    request: version, start_date and end_date of a benchmark, see benchmarks.find.
     ValueError or FileNotFoundError, one sentence: a wrong request, or no problem is left.
     """
     from support import benchmarks  # here, because it imports Problem from this file
@@ -79,7 +79,7 @@ def load_problems(
     if seed is not None:
         random.Random(seed).shuffle(order)
     with warnings.catch_warnings(action="ignore"):  # about escapes in the strings of a data set
-        found, left_out = convert(rows, order, limit, make)
+        found, left_out = convert_rows(rows, order, limit, make)
     if execute is not None:
         if cache:
             execute = remembering(execute, Path(cache).expanduser() / "verdicts.json")
@@ -100,10 +100,9 @@ def load_problems(
     return distinct(list(found.values()))
 
 
-def convert(rows: Any, order: list, limit: int | None, make: Callable) -> tuple[dict, dict]:
+def convert_rows(rows: Any, order: list, limit: int | None, make: Callable) -> tuple[dict, dict]:
     """{row: problem}, and {row: reason} of the rows that cannot be one."""
-    found: dict[str, Problem] = {}
-    left_out: dict[str, str] = {}
+    found, left_out = {}, {}
     for i in order:
         if len(found) + len(left_out) == limit:
             break
@@ -122,8 +121,10 @@ def convert(rows: Any, order: list, limit: int | None, make: Callable) -> tuple[
                 found[label] = problem
         except KeyError as error:
             left_out[label] = f"the field {error} is missing"
+        except (MemoryError, RecursionError) as error:
+            left_out[label] = f"a test is too deep for Python: {error!r}"
         except Exception as error:  # a row may hold anything, and costs no more than itself
-            left_out[label] = str(error) or f"a test is too deep for Python: {error!r}"
+            left_out[label] = str(error) or repr(error)
     return found, left_out
 
 
@@ -159,17 +160,21 @@ def check(problem: Problem) -> None:
                 pass
             case _:
                 raise ValueError(f"a test is {test!r:.60}, expected {TESTS[problem.kind]}")
-    json.dumps(asdict(problem), ensure_ascii=False).encode()  # no file takes a lone surrogate
+    json.dumps(asdict(problem), ensure_ascii=False).encode()  # raises if a text is not UTF-8
 
 
 def distinct(problems: list) -> list:
     """The problems, an id that comes again marked #2, #3, ...: results are kept by id."""
+    taken = {problem.id for problem in problems}
     times: Counter = Counter()
     marked = []
     for problem in problems:
         times[problem.id] += 1
         if times[problem.id] > 1:
+            while f"{problem.id}#{times[problem.id]}" in taken:
+                times[problem.id] += 1
             problem = replace(problem, id=f"{problem.id}#{times[problem.id]}")
+            taken.add(problem.id)
         marked.append(problem)
     return marked
 
@@ -186,8 +191,9 @@ def read_rows(path: Path) -> list:
         raise FileNotFoundError(f"{path} is neither a file nor a known set, like humaneval or mbpp")
     lines = []
     try:
-        with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as file:
-            lines.extend(file)
+        opener = gzip.open if path.suffix == ".gz" else open
+        with opener(path, "rb") as file:
+            lines.extend(file)  # extend keeps the lines that came before an error
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         if not lines:
             raise ValueError(f"{path} cannot be unpacked: {error}") from None
@@ -200,9 +206,11 @@ def read_rows(path: Path) -> list:
             rows.append(json.loads(piece))
         except (ValueError, RecursionError) as error:
             rows.append(ValueError(f"not JSON: {error}".replace("line 1 column", "column")))
-    if rows in ([], [[]]):
+    if len(rows) == 1 and isinstance(rows[0], list):
+        rows = rows[0]
+    if not rows:
         raise ValueError(f"{path} is empty")
-    return rows[0] if len(rows) == 1 and isinstance(rows[0], list) else rows
+    return rows
 
 
 def main(arguments: list[str]) -> None:
@@ -215,7 +223,7 @@ def main(arguments: list[str]) -> None:
 
         results = run_many(jobs)
         for (problem, code), result in zip(jobs, results, strict=True):
-            if code == problem.reference:
+            if code == problem.reference and problem.id:  # without an id: of a public test alone
                 share = f"{result.passed} of {result.total} tests"
                 print(f"{problem.id}: reference passes {share}, {result.cpu_seconds:.2f} s of CPU")
         return results

@@ -15,6 +15,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+ROOT = Path(__file__).resolve().parents[1]
+JUDGE = ("judge", "plan", "link", "wire", "sandbox", "confine", "syscalls")  # and executor.py
 NOTHING = "pass"  # the program that does nothing
 REFERENCE_TIMEOUT = 20.0  # CPU seconds for a reference; what it uses sets the problem's timeout
 
@@ -22,38 +24,36 @@ REFERENCE_TIMEOUT = 20.0  # CPU seconds for a reference; what it uses sets the p
 def verified(found: dict, execute: Callable, left_out: dict) -> dict:
     """The problems that can be scored; `left_out` gets a reason for each of the others.
 
-    A program that does nothing must fail, and the reference must pass. Every program may use three
-    times the CPU seconds of the reference, if the run allows less. A public test that the
-    reference fails is no longer public.
+    The program that does nothing must fail. The reference must pass. Programs get three times its
+    CPU seconds, if the run allows less. A public test that it fails is no longer public.
     """
-    jobs = {}
-    for row, problem in found.items():
-        jobs[row, "nothing"] = (problem, NOTHING)
+    jobs = {}  # (label, what): job; what is "nothing", "reference" or the repr of a public test
+    for label, problem in found.items():
+        jobs[label, "nothing"] = (problem, NOTHING)
         if problem.reference is not None:
             patient = replace(problem, timeout=max(problem.timeout or 0, REFERENCE_TIMEOUT))
-            jobs[row, "reference"] = (patient, problem.reference)
+            jobs[label, "reference"] = (patient, problem.reference)
             for test in problem.public_tests:
                 if test not in problem.tests:
-                    alone = replace(patient, tests=[test], public_tests=[])
-                    jobs[row, repr(test)] = (alone, problem.reference)
+                    alone = replace(patient, id="", tests=[test], public_tests=[])
+                    jobs[label, repr(test)] = (alone, problem.reference)
     results = dict(zip(jobs, execute(list(jobs.values())), strict=True))
 
     usable = {}
-    for row, problem in found.items():
-        reference = results.get((row, "reference"))
-        reason = why_unusable(results[row, "nothing"], reference)
+    for label, problem in found.items():
+        reference = results.get((label, "reference"))
+        reason = why_unusable(results[label, "nothing"], reference)
         if reason:
-            left_out[row] = reason
+            left_out[label] = reason
             continue
-        usable[row] = problem
+        usable[label] = problem
         if reference:
-            seconds = max(problem.timeout or 0, math.ceil(3 * reference.cpu_seconds))
-            problem.timeout = seconds or None
+            problem.timeout = max(1, problem.timeout or 0, math.ceil(3 * reference.cpu_seconds))
         for test in problem.public_tests[:]:
-            result = results.get((row, repr(test)))
+            result = results.get((label, repr(test)))
             if result and result.reward < 1:
                 problem.public_tests.remove(test)
-                print(f"{row}: not public, since the reference fails it: {test}", file=sys.stderr)
+                print(f"{label}: not public, since the reference fails it: {test}", file=sys.stderr)
     return usable
 
 
@@ -71,22 +71,25 @@ def why_unusable(nothing: Any, reference: Any) -> str:
 
 
 def remembering(execute: Callable, file: Path) -> Callable:
-    """`execute` with a memory: a program that the file knows is not run on its problem again."""
+    """`execute` with a memory: no job is run again, unless the executor or Python has changed."""
+    files = ["executor.py", *(f"support/{name}.py" for name in JUDGE)]
+    executor = hashlib.sha256(b"".join((ROOT / name).read_bytes() for name in files)).hexdigest()
 
     def run(jobs: list) -> list:
         known: dict[str, dict] = {}
         with suppress(OSError, ValueError, TypeError):  # no file yet, or a damaged one
             known |= json.loads(file.read_text())
-        texts = [json.dumps([asdict(problem), code, sys.version]) for problem, code in jobs]
+        texts = [json.dumps([asdict(p), code, sys.version, executor]) for p, code in jobs]
         keys = [hashlib.sha256(text.encode()).hexdigest() for text in texts]
         new = {key: job for key, job in zip(keys, jobs, strict=True) if key not in known}
         if new:
             kept = dict(known)
             results = execute(list(new.values()))
-            for (key, (_, code)), result in zip(new.items(), results, strict=True):
+            for key, result in zip(new, results, strict=True):
                 known[key] = asdict(result)
-                # Not kept: what a package that is installed later, or a quieter machine, changes.
-                is_error = code == NOTHING and result.status == "error"
+                # Not kept: a missing package or a time limit. The next machine may differ.
+                _, code = new[key]
+                is_error = code == NOTHING and result.status == "error"  # as it nearly always is
                 if result.status in ("passed", "failed") or is_error:
                     kept[key] = known[key]
             with suppress(OSError):  # a folder that nobody may write to: they are run again

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from executor import run_many
-from support.benchmarks import docstring_examples, private_tests
-from support.problems import load_problems
+from support.benchmarks import convert_row, docstring_examples, private_tests
+from support.problems import load_problems, read_rows
 
 HUMANEVAL = {
     "task_id": "HumanEval/900",
@@ -40,7 +40,7 @@ def halves(xs: List[int]) -> List[int]:
     "test": "def check(candidate):\n    assert candidate([4, 9]) == [2, 4]\n",
 }
 MBPP = {
-    "task_id": 601,
+    "task_id": 401,
     "prompt": "Write a function to double a number.",  # the full set says "text"
     "code": "def helper(x):\r\n    return 2 * x\r\ndef twice(x):\r\n    return helper(x)",
     "test_list": ["assert int(twice(2)) == 4", "assert twice(-3) == -6"],
@@ -152,7 +152,7 @@ def test_mbpp_shows_its_first_test_and_hides_all_others(tmp_path):  # D44
     row = MBPP | {"test": PLUS, "test_imports": ["import math"]}
     row["challenge_test_list"] = ["assert math.isclose(twice(50), 100)"]
     [problem] = load(tmp_path, row, execute=run_many)  # of MBPP+ all rows are asked for
-    assert (problem.id, problem.entry_point) == ("Mbpp/601", "twice")  # inside int(...)
+    assert (problem.id, problem.entry_point) == ("Mbpp/401", "twice")  # inside int(...)
     first = MBPP["test_list"][0]
     assert len(problem.tests) == 4 and problem.public_tests == problem.tests[:1] == [first]
     assert problem.context == "import math" and "\r" not in problem.reference
@@ -171,22 +171,18 @@ def test_mbpp_setup_code_runs_behind_the_answer_whose_class_it_uses(tmp_path):
         "test_setup_code": "root = Node(3) \r\nother = Node(4)",
         "test_list": ["assert test_value(root) == 3", "assert test_value(other) == 4"],
     }
-    [problem] = load(tmp_path, row, split="train", execute=run_many)  # the reference passes
+    [problem] = load(tmp_path, row, execute=run_many)  # the reference passes
     assert problem.tests[1].endswith("other = Node(4)\nassert test_value(other) == 4")
     assert problem.entry_point == "test_value" and problem.context == ""
     assert "Node(3)" in problem.prompt and "`Node`" in problem.prompt
 
 
-def test_mbpp_splits_go_by_id(tmp_path):
-    edges = (1, 10, 11, 510, 511, 600, 601, 974)
+def test_of_mbpp_the_test_split_is_taken_and_of_mbpp_plus_all(tmp_path):
+    edges = (1, 10, 11, 510, 511, 974)
     rows = [MBPP | {"task_id": n, "text": "Double it.", "prompt": None} for n in edges]
-
-    def ids(split: str | None) -> list[int]:
-        return [int(p.id.split("/")[1]) for p in load(tmp_path, *rows, split=split)]
-
-    assert ids("prompt") == [1, 10] and ids("validation") == [511, 600]
-    assert ids("train") == [601, 974] and ids("all") == list(edges)
-    assert ids("test") == ids(None) == [11, 510]
+    assert [p.id for p in load(tmp_path, *rows)] == ["Mbpp/11", "Mbpp/510"]
+    plus = [row | {"test": PLUS} for row in rows]
+    assert [p.id for p in load(tmp_path, *plus)] == [f"Mbpp/{n}" for n in edges]
 
 
 def test_livecodebench_shows_public_pairs_and_hides_private_ones(tmp_path):
@@ -270,6 +266,21 @@ def test_a_date_window_includes_its_ends_and_reads_datetimes(monkeypatch):
     assert [p.id for p in load_problems("livecodebench", start_date="2025-02-01")] == ["3"]
 
 
+def test_a_row_without_a_date_is_named_where_a_window_is_asked_for(tmp_path, capsys):
+    undated = {name: value for name, value in LIVE.items() if name != "contest_date"}
+    assert len(load(tmp_path, undated, LIVE)) == 2
+    assert len(load(tmp_path, undated, LIVE, start_date="2025-01-01")) == 1
+    reason = "the field 'contest_date' is missing"
+    assert left_out(capsys.readouterr().err) == [("row 1 (abc999_a)", reason)]
+
+
+def test_a_date_in_another_format_hides_no_row(tmp_path, capsys):
+    row = {"id": "a", "prompt": "p", "tests": ["assert f()"]}
+    assert len(load(tmp_path, row, row | {"contest_date": "May 2024"})) == 1
+    [(where, why)] = left_out(capsys.readouterr().err)
+    assert where == "row 2 (a)" and why.startswith("unknown field contest_date")
+
+
 def test_kodcode_has_no_public_tests_and_says_so(tmp_path, capsys):
     [problem] = load(tmp_path, KODCODE, execute=run_many)
     assert (problem.public_tests, problem.entry_point, problem.difficulty) == ([], "add", "easy")
@@ -288,6 +299,13 @@ def test_kodcode_style_complete_names_classes_and_functions_that_the_tests_use(t
     assert "unused" not in problem.prompt and "```python\ndef fill(s):" in problem.prompt
 
 
+def test_kodcode_asks_for_functions_and_not_for_the_imports_of_the_solution(tmp_path):
+    solution = "import math\n\ndef area(r):\n    return math.pi * r * r"
+    row = KODCODE | {"solution": solution, "test": "def test_area():\n    assert area(0) == 0"}
+    [problem] = load(tmp_path, row)
+    assert problem.entry_point == "area" and "must define `area`." in problem.prompt
+
+
 UNREAD = [
     (HUMANEVAL, "task_id", "entry_point"),
     (MBPP, "task_id", "code"),
@@ -298,20 +316,19 @@ UNREAD = [
 
 @pytest.mark.parametrize(("row", "key", "field"), UNREAD)
 def test_a_field_that_nobody_reads_and_a_missing_one_are_named(tmp_path, capsys, row, key, field):
-    rows = [row, row | {"plus_input": [[1]], key: "602"}, row | {"plus_input": [], key: "603"}]
-    rows.append({name: value for name, value in row.items() if name != field} | {key: "604"})
-    split = "all" if row is MBPP else None
-    assert len(load(tmp_path, *rows, split=split)) == 2  # an empty field is fine
+    rows = [row, row | {"plus_input": [[1]], key: "402"}, row | {"plus_input": [], key: "403"}]
+    rows.append({name: value for name, value in row.items() if name != field} | {key: "404"})
+    assert len(load(tmp_path, *rows)) == 2  # an empty field is fine
     missing = f"the field '{field}' is missing"
     dropped = left_out(capsys.readouterr().err)
-    assert dropped == [("row 2 (602)", "unknown field plus_input"), ("row 4 (604)", missing)]
+    assert dropped == [("row 2 (402)", "unknown field plus_input"), ("row 4 (404)", missing)]
 
 
 NAMED = [
     ("humaneval", {}, HUMANEVAL, {"path": "openai/openai_humaneval", "split": "test"}),
-    ("mbpp", {"split": "train"}, MBPP, {"name": "full"}),
+    ("mbpp", {}, MBPP, {"name": "full"}),
     ("mbpp-plus", {}, MBPP | {"test": PLUS}, {"path": "evalplus/mbppplus", "split": "test"}),
-    ("kodcode", {"split": "use_with_caution"}, KODCODE, {"split": "use_with_caution"}),
+    ("kodcode", {}, KODCODE, {"path": "KodCode/KodCode-V1", "split": "train"}),
     ("livecodebench", {"version": "v6"}, LIVE, {"path": "json", "data_files": [LIVE_V6]}),
 ]
 
@@ -322,8 +339,7 @@ def test_a_named_set_and_a_file_of_its_rows_are_one(tmp_path, monkeypatch, name,
     monkeypatch.setattr("datasets.load_dataset", lambda **request: seen.update(request) or [row])
     from_hub = load_problems(name, **how)
     assert asked.items() <= seen.items()
-    split = how.get("split") if name.startswith("mbpp") else None
-    assert from_hub == load(tmp_path, row, split=split)
+    assert from_hub == load(tmp_path, row)
 
 
 def test_the_hub_out_of_reach_and_wrong_names_get_one_sentence(monkeypatch):
@@ -333,8 +349,10 @@ def test_the_hub_out_of_reach_and_wrong_names_get_one_sentence(monkeypatch):
     monkeypatch.setattr("datasets.load_dataset", offline)
     for how, sentence in (
         ({"source": "humaneval"}, r"cannot load humaneval from openai.*local JSON file"),
-        ({"source": "mbpp", "split": "dev"}, "no split 'dev'"),
-        ({"source": "livecodebench", "version": "v9"}, "unknown LiveCodeBench version 'v9'"),
+        (
+            {"source": "livecodebench", "version": "v9"},
+            "livecodebench has no version 'v9': expected v1, ",
+        ),
         ({"source": "livecodebench", "start_date": "January"}, "'January' is no date"),
     ):
         with pytest.raises(ValueError, match=f"^.*{sentence}.*$"):
@@ -345,11 +363,13 @@ DATA = Path(__file__).parents[2] / "shared" / "data"
 if DATA.is_dir():  # the sets themselves belong in no repository
 
     def test_the_real_sets_load_and_their_references_score():
-        def count(file: str, **how) -> int:
-            return len(load_problems(DATA / file, **how))
+        def count(file: str) -> int:
+            return len(load_problems(DATA / file))
 
-        assert count("mbpp.jsonl") == 500 and count("mbpp.jsonl", split="all") == 974
-        assert count("sanitized-mbpp.json", split="all") == 427
+        assert count("mbpp.jsonl") == 500 and count("sanitized-mbpp.json") == 257
+        for file, rows in (("mbpp.jsonl", 974), ("sanitized-mbpp.json", 427)):  # of all splits
+            problems = [convert_row("mbpp", row) for row in read_rows(DATA / file)]
+            assert len({problem.id for problem in problems}) == rows
         assert count("kodcode_light_rl_format.jsonl") == 228  # four of 232 test themselves
         slow = partial(run_many, timeout=2.0)  # half of the default: a machine twice as slow
         humaneval = load_problems(DATA / "HumanEval.jsonl.gz", execute=slow, cache=None)

@@ -3,6 +3,7 @@
 import gzip
 import json
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import asdict
@@ -13,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from executor import Result
-from support.problems import Problem, distinct, load_problems, main
+from support.problems import Problem, convert_rows, distinct, load_problems, main
 
 ROOT = Path(__file__).parents[1]
 OWN = Problem("own/1", "Write inc(x).", ["assert inc(1) == 2"], ["assert inc(1) == 2"], "inc")
@@ -118,6 +119,13 @@ def test_a_bad_row_is_named_and_the_others_load(tmp_path, capsys, bad, label, re
     assert "2 problems; of 3 rows 1 left out" in told
 
 
+def test_an_error_without_a_text_is_named():
+    def make(row):
+        raise LookupError
+
+    assert convert_rows([{}], [0], None, make) == ({}, {"row 1": "LookupError()"})
+
+
 def test_bytes_that_are_no_utf8_cost_one_row(tmp_path, capsys):
     path = write(tmp_path, row(), row(id="b", prompt="MARK"), row(id="c"))
     path.write_bytes(path.read_bytes().replace(b"MARK", b"\xff\xfe"))
@@ -152,7 +160,6 @@ def test_a_bad_request_gets_one_sentence(tmp_path, capsys):
     foreign, missing = write(tmp_path, {"a": 1}, name="foreign.jsonl"), tmp_path / "nowhere.jsonl"
     for source, how, sentence in (
         ("humanevil", {}, "humanevil is neither a file nor a known set"),
-        (rows, {"split": "train"}, "no split 'train'"),
         (rows, {"version": "v6"}, "version v6 is for livecodebench"),
         (rows, {"start_date": "2025-01-01"}, "has no dates: 2025-01-01"),
         (missing, {}, "nowhere.jsonl is neither a file"),
@@ -176,6 +183,14 @@ def test_a_sample_is_shuffled_by_its_seed_and_not_made_up_for(tmp_path):
     assert ids(seed=1, limit=5) == ids(seed=1)[:5]
     path = write(tmp_path, row(), "{broken", row(), row(id="b"))
     assert ids(limit=3) == ["own/1", "own/1#2"]
+
+
+@given(st.lists(st.sampled_from(["a", "a#2", "a#3", "a#2#2", "b"])))
+def test_distinct_takes_no_id_of_another_problem(ids):
+    marked = [p.id for p in distinct([Problem(name, "p", []) for name in ids])]
+    assert len(set(marked)) == len(ids)
+    for name in ids:
+        assert marked[ids.index(name)] == name  # what comes first keeps its id
 
 
 @settings(max_examples=30)
@@ -209,6 +224,30 @@ def test_references_run_once_in_one_call_and_their_verdicts_are_kept(tmp_path, c
     (tmp_path / "c" / "verdicts.json").write_text('{"damaged')
     load_problems(path, execute=counting, cache=tmp_path / "c")
     assert calls == [4, 2, 2]
+
+
+def test_a_mend_of_any_file_of_the_executor_makes_all_verdicts_new(tmp_path, monkeypatch):
+    path = write(tmp_path, row())
+    calls = []
+
+    def load_some() -> int:
+        load_problems(path, execute=counting, cache=tmp_path)
+        return len(calls)
+
+    def counting(jobs):
+        calls.append(jobs)
+        return naive(jobs)
+
+    shutil.copytree(ROOT / "support", tmp_path / "support")
+    shutil.copy(ROOT / "executor.py", tmp_path)
+    monkeypatch.setattr("support.verify.ROOT", tmp_path)
+    assert load_some() == load_some() == 1
+    names = ["judge", "plan", "link", "wire", "sandbox", "confine", "syscalls"]
+    files = ["executor.py", *(f"support/{name}.py" for name in names)]
+    for count, file in enumerate(files, 2):
+        text = (tmp_path / file).read_text()
+        (tmp_path / file).write_text(text + "# mended\n")
+        assert load_some() == load_some() == count
 
 
 @pytest.mark.parametrize("reference", [None, OWN.reference])
@@ -268,10 +307,12 @@ def test_own_public_tests_are_checked_too(tmp_path):
 
 def test_the_command_tells_of_kinds_rows_reasons_and_references(tmp_path):
     bad = row(id="bad", reference="def inc(x):\n    return x")
-    path = write(tmp_path, row(), "{broken", row(id="b", solution="x"), bad)
+    public = row(public_tests=["assert inc(2) == 3"])  # tried alone, and not told of
+    path = write(tmp_path, public, "{broken", row(id="b", solution="x"), bad)
     command = [sys.executable, "-m", "support.problems", path]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0 and done.stdout.endswith("\n1 of kind assert\n")
+    assert done.stdout.count("own/1: reference passes") == 1
     assert "own/1: reference passes 1 of 1 tests, 0." in done.stdout
     assert "bad: reference passes 0 of 1 tests, 0." in done.stdout
     assert "1 problems; of 4 rows 3 left out" in done.stderr
