@@ -32,18 +32,19 @@ pre { background: #f4f4f4; padding: .5em; white-space: pre-wrap }
 """
 
 
-def page(trees: list[tuple[int, Node]]) -> str:
-    """The page of (step, tree) pairs."""
+def page_html(trees: list[tuple[int, Node]]) -> str:
+    """The page that shows (step, tree) pairs, as HTML."""
     text = HEAD
     for step, tree in trees:
-        children = "".join(unfoldable(child) for child in tree.children)
+        children = "".join(attempt_html(child) for child in tree.children)
+        name = getattr(tree.problem, "id", "")  # a tree may have no problem
         note = f" (not expanded: {tree.unexpanded})" if tree.unexpanded else ""
-        heading = html.escape(f"step {step}, problem {getattr(tree.problem, 'id', '')}{note}")
+        heading = html.escape(f"step {step}, problem {name}{note}")
         text += f"<details open><summary>{heading}</summary>{children}</details>\n"
     return text
 
 
-def unfoldable(node: Node) -> str:
+def attempt_html(node: Node) -> str:
     """One attempt and all below it: its numbers, and unfolded its texts, each of them escaped."""
     numbers = f"turn {node.turn}, reward {node.reward:.2f}, credit {node.credit:.2f}"
     heading = html.escape(f"{numbers}, advantage {node.advantage:+.2f} | {title(node)}")
@@ -54,7 +55,7 @@ def unfoldable(node: Node) -> str:
     for name, text in texts.items():
         if text.strip():
             inside += f"<p>{name}<pre>{html.escape(text)}</pre>"
-    inside += "".join(unfoldable(child) for child in node.children)
+    inside += "".join(attempt_html(child) for child in node.children)
     kind = "solved" if node.solved else "failed"
     pruned = "" if node.kept else " pruned"
     return f'<details><summary class="{kind}{pruned}">{heading}</summary>{inside}</details>\n'
@@ -67,26 +68,28 @@ def load_trees(path: str, step: int | None) -> list[tuple[int, Node]]:
         for line in Path(path).read_text("utf-8").split("\n")[:-1]:
             row = json.loads(line)
             tree = (int(row["step"]), from_dict(row))
-            page([tree])  # what can be shown is a tree
+            page_html([tree])  # what can be shown is a tree
             trees.append(tree)
     except OSError as error:
         sys.exit(f"{path} cannot be read: {error.strerror}")
     except Exception as error:  # a file may hold anything
         where = f"{path} is no trees.jsonl of murphy.py: line {len(trees) + 1}"
         sys.exit(f"{where}: {error!r:.200}")
-    found = [(at, tree) for at, tree in trees if step in (None, at)]
+    found = [(at, tree) for at, tree in trees if step is None or at == step]
     if not found:
         missing = "whole line yet" if step is None else f"step {step}"
         sys.exit(f"{path} has no {missing}; it has steps {sorted({at for at, _ in trees})}")
     return found
 
 
-def read_options(name: str, kind: type, text: str) -> tuple[argparse.Namespace, list]:
-    """The options of the command line, one of them given here, and the trees that they name."""
+def read_options(
+    extra: str, extra_type: type, extra_help: str
+) -> tuple[argparse.Namespace, list[tuple[int, Node]]]:
+    """The options FILE, --step and `extra` of the command line, and the trees that they name."""
     parser = argparse.ArgumentParser(description="Show the trees of a run.")
     parser.add_argument("file", help="trees.jsonl of a run")
     parser.add_argument("--step", type=int, help="only the trees of this step")
-    parser.add_argument(name, type=kind, help=text)
+    parser.add_argument(extra, type=extra_type, help=extra_help)
     options = parser.parse_args()
     return options, load_trees(options.file, options.step)
 
@@ -110,12 +113,14 @@ def draw_file() -> None:
 
 
 def main() -> None:
+    """`python -m support.page FILE`: the trees as a page."""
     options, trees = read_options("--output", str, "the page (default: beside FILE)")
     output = Path(options.output or Path(options.file).with_suffix(".html"))
     try:
         if output.exists() and output.samefile(options.file):
             sys.exit(f"the page would overwrite {output}: name another --output")
-        output.write_bytes(page(trees).encode("utf-8", "xmlcharrefreplace"))  # no lone surrogate
+        text = page_html(trees)
+        output.write_bytes(text.encode("utf-8", "xmlcharrefreplace"))  # no lone surrogate
     except OSError as error:
         sys.exit(f"cannot write the page to {output}: {error.strerror}")
     say(f"{len(trees)} trees: {output}")
