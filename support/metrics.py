@@ -2,7 +2,7 @@
 
 In: the trees of a step; later the folder of a run, with its metrics.jsonl and evaluation.json.
 Out: a dict, for one line of metrics.jsonl; a picture, curves.png, and a short table.
-Needs tree.py, numpy, matplotlib. Shown by: python -m support.metrics runs/x
+Needs propagate.py, tree.py, numpy, matplotlib. Shown by: python -m support.metrics runs/x
 """
 
 import signal
@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from propagate import SAME
 from tree import Node, walk
 
 TABLE = ["repaired", "groups_with_spread", "grad_norm", "completion_tokens", "truncated"]
@@ -70,18 +71,22 @@ def describe(trees: list[Node], kept: list[Node], turns: int) -> dict[str, Any]:
 def has_spread(group: list[Node]) -> bool:
     """Whether the credits of a group differ (rounding aside); else it teaches nothing."""
     credits = [node.credit for node in group]
-    return max(credits) - min(credits) > 1e-9
+    return max(credits) - min(credits) > SAME
 
 
 def plot(folder: Path) -> str:
-    """Draw a run into curves.png; returns a table. ValueError: no whole line yet, or no JSON."""
+    """Draw a run into curves.png; returns a table.
+
+    OSError: no such file. ValueError: no whole line yet, or no JSON. KeyError: a number is missing.
+    """
     from matplotlib.figure import Figure  # imported here: it loads slowly
 
-    path = folder / "metrics.jsonl"
-    rows = [json.loads(line) for line in path.read_text().split("\n")[:-1]]  # no half last line
+    log = folder / "metrics.jsonl"
+    rows = [json.loads(line) for line in log.read_text().split("\n")[:-1]]  # no half last line
     if not rows:
-        raise ValueError(f"{path} holds no step of a run")
-    count = min(10, len(rows))  # of parts; the table and the thick curves show their means
+        raise ValueError(f"{log} holds no step of a run")
+    # The run is cut into at most ten parts. The table and the thick curves show the mean of each.
+    count = min(10, len(rows))
     columns, means = {}, {}
     for name in rows[0]:
         columns[name] = [row[name] for row in rows]
@@ -100,15 +105,17 @@ def plot(folder: Path) -> str:
             axes.plot(means["step"], means[name], f"C{number}.-", label=name)
         axes.legend()
 
-    path = folder / "evaluation.json"
-    summaries = json.loads(path.read_text()) if path.exists() else {}
+    evaluation = folder / "evaluation.json"
+    summaries = json.loads(evaluation.read_text()) if evaluation.exists() else {}
+    steps = [int(step) for step in summaries]
     scores = [summary["Iter-k"]["all"] for summary in summaries.values()]
+    # A row of `scores` holds all k of a step. zip makes rows that hold all steps of a k: curves.
     for k, at_k in enumerate(zip(*scores, strict=True), 1):
-        values = [score["value"] for score in at_k]
-        first.plot([int(step) for step in summaries], values, ".-", label=f"Iter-{k}")
+        first.plot(steps, [score["value"] for score in at_k], ".-", label=f"Iter-{k}")
+    if scores:
         first.legend()
     figure.savefig(folder / "curves.png")
-    idle = columns.get("optimizer_steps", []).count(0)
+    idle = columns["optimizer_steps"].count(0)
     if idle:
         text += f"In {idle} steps nothing could be learned: no group had any spread of credit.\n"
     return f"{text}Curves: {folder / 'curves.png'}"
