@@ -362,6 +362,7 @@ def test_the_hub_out_of_reach_and_wrong_names_get_one_sentence(monkeypatch):
 DATA = Path(__file__).parents[2] / "shared" / "data"
 if DATA.is_dir():  # the sets themselves belong in no repository
 
+    @pytest.mark.filterwarnings("ignore:.*invalid escape")  # in strings of a data set
     def test_the_real_sets_load_and_their_references_score():
         def count(file: str) -> int:
             return len(load_problems(DATA / file))
