@@ -61,7 +61,7 @@ def iterate(problems: list, sample: Callable, execute: Callable, iterations: int
     return [list(walk(tree)) or [tree] for tree in trees]
 
 
-def attempts(
+def attempt_rows(
     problems: list, sample: Callable, execute: Callable, iterations: int, samples=1, control=None
 ) -> Rows:
     """Rows of `samples` independent chains per problem, each node of a chain a row.
@@ -86,9 +86,9 @@ def attempts(
 
 
 def evaluate(problems: list, sample: Callable, execute: Callable, iterations: int, **more) -> dict:
-    """A whole evaluation in memory: its summary. `more` are samples and control of `attempts`."""
+    """A whole evaluation in memory: its summary. `more`: samples and control, as above."""
     problems = distinct(problems)
-    rows = attempts(problems, sample, execute, iterations, **more)
+    rows = attempt_rows(problems, sample, execute, iterations, **more)
     return summarise(problems, rows, iterations)
 
 
@@ -126,7 +126,7 @@ def bootstrap(values: list[float], draws: int = 2000, seed: int = 0) -> tuple[fl
     return float(low), float(high)
 
 
-def score(values: list[float]) -> dict[str, float]:
+def mean_with_interval(values: list[float]) -> dict[str, float]:
     """Mean over problems and its 95% interval: Wilson's if each is 0 or 1, else a bootstrap."""
     if set(values) <= {0.0, 1.0}:
         low, high = wilson(round(sum(values)), len(values))
@@ -149,11 +149,13 @@ def summarise(problems: list[Problem], rows: Rows, iterations: int) -> dict[str,
     ks = range(1, iterations + 1)
     iter_scores, pass_scores = {}, {}
     for name, group in grouped(entries).items():
-        iter_scores[name] = [score([iter_k(entry, k) for entry in group]) for k in ks]
+        iter_scores[name] = [mean_with_interval([iter_k(x, k) for x in group]) for k in ks]
         n = len(group[0]["control"])
         if n > 0:
             right = [n - entry["control"].count(None) for entry in group]
-            pass_scores[name] = [score([pass_at_k(n, c, k) for c in right]) for k in ks]
+            pass_scores[name] = [
+                mean_with_interval([pass_at_k(n, c, k) for c in right]) for k in ks
+            ]
     return {
         "iterations": iterations,
         "Iter-k": iter_scores,
@@ -313,7 +315,7 @@ def run(config: EvalConfig) -> None:
         start = first + rank * config.chunk
         torch.manual_seed(zlib.crc32(f"{config.seed} {start}".encode()))
         chunk = problems[start : start + config.chunk]  # for some ranks, the last one is empty
-        mine = attempts(chunk, sample, execute, config.iterations, config.samples, control)
+        mine = attempt_rows(chunk, sample, execute, config.iterations, config.samples, control)
         rows += chain.from_iterable(gather(mine))
         if rank == 0:
             write(folder / "samples.jsonl", json_lines(rows))  # whole chunks only

@@ -35,7 +35,7 @@ import torch
 from transformers.utils import logging as transformers_logging
 
 import executor
-from evaluate import attempts, summarise, table
+from evaluate import attempt_rows, summarise, table
 from grpo import grpo_loss, mean_stats
 from propagate import group_advantages, inter_prune, intra_prune, propagate
 from support import ranks, toy
@@ -182,7 +182,7 @@ def cut(nodes: list[Node], model: Any, reference: Any, will_move: bool, config: 
     will_move: another optimizer step will change the model before this one runs. So the old
     log-probabilities are computed now.
     A rank with fewer micro-batches than another adds empty ones, or the ranks would wait for each
-    other for ever. `score` makes one fake token of an empty one, and its mask is False.
+    other for ever. An empty one is computed as one fake token whose mask is False.
     """
     rows = [(node.prompt_ids, node.completion_ids) for node in nodes]
     places_of = micro_batches(model, rows, config.micro_tokens)
@@ -190,13 +190,15 @@ def cut(nodes: list[Node], model: Any, reference: Any, will_move: bool, config: 
     micro = []
     for places in places_of + [[]] * missing:
         batch = [nodes[i] for i in places]
-        old = score(model, batch, config)[0] if will_move else None
-        ref = score(reference, batch, config)[0] if reference is not None else None
+        old = completion_logprobs(model, batch, config)[0] if will_move else None
+        ref = completion_logprobs(reference, batch, config)[0] if reference is not None else None
         micro.append(MicroBatch(batch, old, ref))
     return micro
 
 
-def score(model: Any, nodes: list[Node], config: Config) -> tuple[torch.Tensor, torch.Tensor]:
+def completion_logprobs(
+    model: Any, nodes: list[Node], config: Config
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probabilities and mask of the nodes' completions, both (B, C)."""
     rows = [(node.prompt_ids, node.completion_ids) for node in nodes]
     if not nodes:
@@ -208,7 +210,7 @@ def score(model: Any, nodes: list[Node], config: Config) -> tuple[torch.Tensor, 
 
 def backward(model: Any, batch: MicroBatch, denominator: float, config: Config) -> dict[str, float]:
     """Add one micro-batch's gradient; returns its sums for `mean_stats`."""
-    logp, mask = score(model, batch.nodes, config)
+    logp, mask = completion_logprobs(model, batch.nodes, config)
     advantages = [node.advantage for node in batch.nodes] or [0.0]  # of the fake token
     loss, stats = grpo_loss(
         logp,
@@ -259,7 +261,7 @@ def evaluate_and_save(state: State, signals: Signals) -> None:
         torch.manual_seed(config.seed + ranks.rank())
         mine = state.held_out[ranks.rank() :: ranks.count()]
         k = config.eval_iterations
-        rows = signals.interruptible(attempts, mine, state.eval_sample, state.execute, k)
+        rows = signals.interruptible(attempt_rows, mine, state.eval_sample, state.execute, k)
         rows_of_all = list(chain.from_iterable(ranks.gather(rows)))
         summary = summarise(state.held_out, rows_of_all, k)
         state.evaluations[step] = summary

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import evaluate
 import executor
-from evaluate import attempts, bootstrap, iterate, pass_at_k, score, table, wilson
+from evaluate import attempt_rows, bootstrap, iterate, mean_with_interval, pass_at_k, table, wilson
 from support import toy
 from support.problems import Problem
 from tree import Completion
@@ -115,8 +115,8 @@ def test_the_bootstrap_repeats_itself_and_holds_the_mean_in_19_of_20_samples():
 
 
 def test_a_score_has_wilsons_interval_for_yes_or_no_and_else_that_of_the_bootstrap():
-    assert list(score([1.0, 0.0]).values()) == [2, 0.5, *wilson(1, 2)]
-    assert list(score([0.5, 1.0]).values()) == [2, 0.75, *bootstrap([0.5, 1.0])]
+    assert list(mean_with_interval([1.0, 0.0]).values()) == [2, 0.5, *wilson(1, 2)]
+    assert list(mean_with_interval([0.5, 1.0]).values()) == [2, 0.75, *bootstrap([0.5, 1.0])]
 
 
 # Chains
@@ -149,7 +149,7 @@ def test_no_hidden_test_is_in_any_prompt_unless_oracle_is_asked_for(tmp_path):  
     statuses = ["failed", "error", "failed", "failed"]
     for oracle, kind, count in ((False, "public", 3), (True, "oracle", 4)):
         problems = evaluate.find_problems(evaluate.EvalConfig("m", benchmark=mine, oracle=oracle))
-        rows = attempts(problems, sample, executor.run_many, 4)
+        rows = attempt_rows(problems, sample, executor.run_many, 4)
         assert [row["status"] for row in rows] == statuses[:count]
         assert rows[2]["code"] == third  # as it was written
         told = json.dumps([[row["prompt"], row["feedback"]] for row in rows])
@@ -267,10 +267,10 @@ def test_shared_by_two_processes_is_one_whole_run(base, tmp_path, capsys, monkey
         calls.append(1)
         if len(calls) == 2:
             raise SystemExit(130)  # Ctrl-C
-        return attempts(problems, *rest)
+        return attempt_rows(problems, *rest)
 
     arguments = command(base, tmp_path / "parts", *more)
-    monkeypatch.setattr(evaluate, "attempts", interrupted)
+    monkeypatch.setattr(evaluate, "attempt_rows", interrupted)
     with pytest.raises(SystemExit, match="130"):
         evaluate.main(arguments)
     rows = files(tmp_path / "parts")["samples.jsonl"]

@@ -109,7 +109,7 @@ def test_a_second_signal_ends_the_program_at_once(small, tmp_path):
 MOMENTS = [
     (murphy, "build_trees", 3, signal.SIGINT, 2),
     (murphy, "choose", 3, signal.SIGTERM, 3),
-    (murphy, "attempts", 2, signal.SIGTERM, 2),
+    (murphy, "attempt_rows", 2, signal.SIGTERM, 2),
     (state, "save", 3, signal.SIGTERM, 4),  # all steps are made; only the exit status tells of it
 ]
 
@@ -123,7 +123,7 @@ def test_a_signal_leaves_sampling_and_evaluation_but_finishes_an_update(
     def signalled(*arguments, **named):
         calls.append(1)
         if len(calls) == call:
-            if name in ("build_trees", "attempts"):
+            if name in ("build_trees", "attempt_rows"):
                 torch.rand(3)  # random numbers of work that is given up: a resume draws them again
             os.kill(os.getpid(), number)
         return real(*arguments, **named)
