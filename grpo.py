@@ -14,6 +14,7 @@ Needs torch and nothing else of this project: copy the file into yours.
 Shapes: B rows, P tokens in the longest prompt, C in the longest completion, V in the vocabulary.
 """
 
+import signal
 from collections.abc import Sequence
 from typing import Any
 
@@ -215,16 +216,15 @@ def _example() -> None:
         note = "  clipped" if stats["clipped"] else ""
         print(f"  {rho:.1f}  {A:+.0f}   {loss:+.2f}  {logp.grad.item():+.2f}{note}")
 
-    print("\nThe KL penalty k3 is never negative. It pulls logp to the reference.")
-    print("Here beta is 1 and A is 0.\n")
+    print("\nThe KL penalty k3 is never negative. It pulls logp to the reference. (Here A is 0.)\n")
     print("  reference - logp    loss  gradient (by logp)")
     for d in (0.6931, 0.0, -0.6931):
         logp = torch.zeros(1, 1, requires_grad=True)
         loss, _ = grpo_loss(logp, None, torch.zeros(1), one, beta=1.0, ref_logp=d * one)
         loss.backward()
-        gradient = logp.grad.item() + 0.0  # prints +0.00, not -0.00
-        print(f"  {d:+16.4f}  {loss:.4f}  {gradient:+.2f}")
+        print(f"  {d:+16.4f}  {loss:.4f}  {logp.grad.item() + 0.0:+.2f}")  # + 0.0: no "-0.00"
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends it without a word
     _example()

@@ -9,6 +9,7 @@ Needs numpy and nothing else of this project: copy the file. Try it: `python pro
 """
 
 import math
+import signal
 from collections.abc import Sequence
 from functools import partial
 from types import SimpleNamespace
@@ -26,10 +27,8 @@ def mars(node: Any) -> float:
 
     No discount: R(n) is the largest reward in the subtree of n.
     """
-    best = _reward(node)
-    for child in node.children:
-        best = max(best, mars(child))
-    return best
+    below = [mars(child) for child in node.children]
+    return max([_reward(node), *below])
 
 
 def mers(node: Any, turns: int, gamma: float) -> float:
@@ -197,4 +196,5 @@ def _example() -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends it without a word
     _example()

@@ -10,6 +10,7 @@ It needs Python alone: copy the file into your project. `python tree.py` draws a
 """
 
 import re
+import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -338,6 +339,7 @@ def demonstrate() -> Node:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends it without a word
     if sys.argv[1:]:  # the trees.jsonl of a run
         from support.page import draw_file
 

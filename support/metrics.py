@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from propagate import SAME
+from support.page import say
 from tree import Node, walk
 
 TABLE = ["repaired", "groups_with_spread", "grad_norm", "completion_tokens", "truncated"]
@@ -124,7 +125,7 @@ def plot(folder: Path) -> str:
 if __name__ == "__main__":
     given = " ".join(sys.argv[1:])
     try:
-        print(plot(Path(given)))
+        say(plot(Path(given)))
     except Exception as error:  # the files may hold anything
         reason = f"{type(error).__name__}: {error}"
         sys.exit(f"metrics: {given}: expected the folder of a run ({reason})")

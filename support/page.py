@@ -73,8 +73,8 @@ def load_trees(path: str, step: int | None) -> list[tuple[int, Node]]:
     except OSError as error:
         sys.exit(f"{path} cannot be read: {error.strerror}")
     except Exception as error:  # a file may hold anything
-        where = f"{path} is no trees.jsonl of murphy.py: line {len(trees) + 1}"
-        sys.exit(f"{where}: {error!r:.200}")
+        wrong = f"line {len(trees) + 1} is no tree ({error!r:.100})"
+        sys.exit(f"{path} is no trees.jsonl of murphy.py: {wrong}")
     found = [(at, tree) for at, tree in trees if step is None or at == step]
     if not found:
         missing = "whole line yet" if step is None else f"step {step}"
@@ -82,15 +82,15 @@ def load_trees(path: str, step: int | None) -> list[tuple[int, Node]]:
     return found
 
 
-def read_options(
-    extra: str, extra_type: type, extra_help: str
-) -> tuple[argparse.Namespace, list[tuple[int, Node]]]:
+def read_options(extra: str, extra_type: type, extra_help: str) -> tuple[argparse.Namespace, list]:
     """The options FILE, --step and `extra` of the command line, and the trees that they name."""
     parser = argparse.ArgumentParser(description="Show the trees of a run.")
-    parser.add_argument("file", help="trees.jsonl of a run")
+    parser.add_argument("file", help="trees.jsonl of a run, or the run's folder")
     parser.add_argument("--step", type=int, help="only the trees of this step")
     parser.add_argument(extra, type=extra_type, help=extra_help)
     options = parser.parse_args()
+    if Path(options.file).is_dir():
+        options.file = str(Path(options.file, "trees.jsonl"))
     return options, load_trees(options.file, options.step)
 
 

@@ -13,6 +13,7 @@ if __name__ == "__main__":  # so that Ctrl-C during the slow imports prints one 
     signal.signal(signal.SIGINT, lambda *_: sys.exit("\nproblems: stopped"))
 
 import ast
+import codecs
 import gzip
 import json
 import math
@@ -121,6 +122,8 @@ def convert_rows(rows: Any, order: list, limit: int | None, make: Callable) -> t
                 found[label] = problem
         except KeyError as error:
             left_out[label] = f"the field {error} is missing"
+        except UnicodeEncodeError:
+            left_out[label] = "a text is not in UTF-8: save the file in UTF-8"
         except (MemoryError, RecursionError) as error:
             left_out[label] = f"a test is too deep for Python: {error!r}"
         except Exception as error:  # a row may hold anything, and costs no more than itself
@@ -188,7 +191,10 @@ def fingerprint(problems: list) -> int:
 def read_rows(path: Path) -> list:
     """The rows of a file; a line that is no JSON stands there as a ValueError."""
     if not path.is_file():
-        raise FileNotFoundError(f"{path} is neither a file nor a known set, like humaneval or mbpp")
+        from support.benchmarks import HUB
+
+        known = ", ".join(HUB)
+        raise FileNotFoundError(f"{path} is neither a file nor a known set ({known})")
     lines = []
     try:
         opener = gzip.open if path.suffix == ".gz" else open
@@ -198,6 +204,8 @@ def read_rows(path: Path) -> list:
         if not lines:
             raise ValueError(f"{path} cannot be unpacked: {error}") from None
         print(f"{path}: what could be read of it is used: {error}", file=sys.stderr)
+    if lines and lines[0][:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+        raise ValueError(f"{path} is in UTF-16: save it in UTF-8")
     text = b"".join(lines).decode("utf-8-sig", "surrogateescape")  # a bad byte costs its row only
     pieces = [text] if text.lstrip().startswith("[") else text.split("\n")
     rows = []
@@ -205,7 +213,8 @@ def read_rows(path: Path) -> list:
         try:
             rows.append(json.loads(piece))
         except (ValueError, RecursionError) as error:
-            rows.append(ValueError(f"not JSON: {error}".replace("line 1 column", "column")))
+            reason = str(error).replace("line 1 column", "column")
+            rows.append(ValueError(f"not JSON ({reason}); expected one object a line"))
     if len(rows) == 1 and isinstance(rows[0], list):
         rows = rows[0]
     if not rows:

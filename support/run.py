@@ -13,7 +13,9 @@ Needs torch and support/ranks.py.
 import fcntl
 import json
 import os
+import re
 import signal
+import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -71,6 +73,7 @@ def check_hub(name: str, kind: str) -> None:
 def check_folder(config: Any) -> Path:
     """The output folder of a run; `claim` will make it. ValueError: this run cannot have it."""
     if config.resume:
+        load(Path(config.output))  # one that is damaged is refused before anything is made
         return Path(config.output)  # `read_settings` has found a run there
     if config.output:
         folder = Path(config.output)
@@ -94,12 +97,17 @@ def check_writable(folder: Path) -> None:
     """ValueError if the folder is none, cannot be made, or takes no files."""
     whole = folder.absolute()
     existing = next(path for path in (whole, *whole.parents) if path.exists())
-    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
-        raise ValueError(f"--output {folder} cannot be used: {existing} is no folder to write into")
+    try:
+        os.rmdir(tempfile.mkdtemp(dir=existing))
+    except OSError:
+        why = f"{existing} is no folder to write into"
+        raise ValueError(f"--output {folder} cannot be used: {why}") from None
 
 
 def read_settings(output: str) -> dict[str, Any]:
     """The settings of the run in a folder, for --resume. ValueError: there is none."""
+    if not output:
+        raise ValueError("--resume needs --output, the folder of the run to go on with")
     path = Path(output) / "settings.json"
     try:
         settings = json.loads(path.read_text(encoding="ascii"))
@@ -167,7 +175,7 @@ def load(folder: Path) -> dict[str, Any] | None:
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         return {**state, "step": int(state["step"])}
     except Exception as error:  # torch raises many kinds for a file that is not its own
-        reason = str(error).strip().partition("\n")[0][:200]
+        reason = re.split(r"[.\n]", str(error).strip())[0][:200]  # its first sentence
         raise ValueError(
             f"{path} cannot be read as a checkpoint ({type(error).__name__}: {reason}); "
             "start anew in another folder"

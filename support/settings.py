@@ -41,7 +41,8 @@ def at_least(settings: Any, **least: float) -> None:
     for name, low in least.items():
         value = getattr(settings, name)
         if value is not None and not value >= low:  # `not >=` refuses NaN, too
-            raise ValueError(f"{flag(name)} must be at least {low}, got {value}")
+            bound = "above 0" if 0 < low < 1e-3 else f"at least {low}"
+            raise ValueError(f"{flag(name)} must be {bound}, got {value}")
         if value is not None and value > HUGE:
             raise ValueError(f"{flag(name)} must be at most {HUGE}, got {value}")
 
@@ -204,4 +205,7 @@ class Config:
                 raise ValueError(f"{flag(name)} has no effect with the toy world {self.problems}")
         if not self.model and not is_toy:
             worlds = " and ".join(toy.WORLDS)
-            raise ValueError(f"--model is missing: only {worlds} bring a model of their own")
+            raise ValueError(
+                f"--model is missing: --problems {self.problems} is none of the toy worlds "
+                f"{worlds}, which bring a model of their own"
+            )

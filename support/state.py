@@ -168,13 +168,16 @@ class State:
         """Continue from the checkpoint, if there is one. ValueError: it is of another run."""
         saved = load(self.folder)
         if saved is None:
+            print(f"{self.folder} has no checkpoint yet: the run begins at step 1")
             return
         self.refuse_another_run(saved)
         steps, steps_before = self.config.steps, saved["settings"]["steps"]
         if saved["versions"] != versions(self.device):
             print(f"made with {saved['versions']}: it goes on, but not bit for bit the same")
         if steps != steps_before:
-            print(f"{steps} steps: from here on the learning rate falls over all of them")
+            print(
+                f"{steps} steps in place of {steps_before}: the learning rate falls until the last"
+            )
         elif saved["step"] == steps:
             print(f"already finished; --resume --steps {2 * steps} would go on")
 

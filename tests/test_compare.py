@@ -145,13 +145,14 @@ def test_a_file_that_is_no_result_costs_a_sentence_that_names_it(tmp_path):
         for name, *arguments in (
             (bad, good, bad),
             (tmp_path, tmp_path, good),
-            ("no/file", "no/file", good),
             (tmp_path, "--export", "evalplus", tmp_path),
         ):
             sentence = f"^compare: {name} is no result of evaluate.py .*"
             with pytest.raises(SystemExit, match=sentence) as stopped:
                 compare.main([str(argument) for argument in arguments])
             assert len(str(stopped.value)) < 300 + len(str(name))
+    with pytest.raises(SystemExit, match="^compare: no/file cannot be read: No such file"):
+        compare.main(["no/file", str(good)])
 
 
 def test_folders_are_compared_and_a_wrong_call_is_told_the_usage(tmp_path, capsys):

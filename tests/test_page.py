@@ -67,11 +67,17 @@ def test_what_is_no_file_of_trees_or_lacks_the_step_is_said_in_a_sentence(comman
     wrong = [json.dumps(good | {"children": [node]}) for node in wrong]
     for line in ("[1]", '{"step": 1}', "no json", "3", "[" * 200_000, *wrong):
         run.file.write_text(f"{json.dumps(good)}\n{line}\n")
-        refused("is no trees.jsonl of murphy.py: line 2: ")
+        refused("is no trees.jsonl of murphy.py: line 2 is no tree ")
     run.file.write_text('{"step": 1')
     refused("trees.jsonl has no whole line yet")
     run.file.unlink()
     refused("trees.jsonl cannot be read: No such file")
+
+
+def test_a_folder_stands_for_its_trees(run):
+    run.file = run.file.parent
+    assert run(page.main).startswith("2 trees: ")
+    assert (run.file / "trees.html").exists()
 
 
 def test_a_half_last_line_is_left_out_and_no_page_takes_the_place_of_its_trees(run):

@@ -103,7 +103,7 @@ BAD_ROWS = [
     (row(id="b", context={"a": 1}), "row 2 (b)", "context is {'a': 1}, expected text"),
     (row(id="b", timeout=-1), "row 2 (b)", "timeout is -1, expected seconds above 0"),
     (row(id="b", prompt=""), "row 2 (b)", "prompt is empty"),
-    (row(id="b", prompt="\ud800"), "row 2 (b)", "surrogates not allowed"),  # D36
+    (row(id="b", prompt="\ud800"), "row 2 (b)", "a text is not in UTF-8"),  # D36
     (row(id="b", public_test=[]), "row 2 (b)", "unknown field public_test"),
     ({"id": "b", "tests": ["assert 1"]}, "row 2 (b)", "the field 'prompt' is missing"),
 ]
@@ -130,7 +130,11 @@ def test_bytes_that_are_no_utf8_cost_one_row(tmp_path, capsys):
     path = write(tmp_path, row(), row(id="b", prompt="MARK"), row(id="c"))
     path.write_bytes(path.read_bytes().replace(b"MARK", b"\xff\xfe"))
     assert [p.id for p in load_problems(path)] == ["own/1", "c"]
-    assert left_out(capsys.readouterr().err)[0][0] == "row 2 (b)"
+    sentence = "a text is not in UTF-8: save the file in UTF-8"
+    assert left_out(capsys.readouterr().err) == [("row 2 (b)", sentence)]
+    path.write_text(json.dumps(row()), encoding="utf-16")
+    with pytest.raises(ValueError, match="is in UTF-16: save it in UTF-8"):
+        load_problems(path)
 
 
 def test_what_was_read_of_a_cut_or_damaged_gz_is_used(tmp_path, capsys):
@@ -159,7 +163,7 @@ def test_a_bad_request_gets_one_sentence(tmp_path, capsys):
     rows = write(tmp_path, row())
     foreign, missing = write(tmp_path, {"a": 1}, name="foreign.jsonl"), tmp_path / "nowhere.jsonl"
     for source, how, sentence in (
-        ("humanevil", {}, "humanevil is neither a file nor a known set"),
+        ("humanevil", {}, r"humanevil is neither a file nor a known set \(humaneval, mbpp, .*\)"),
         (rows, {"version": "v6"}, "version v6 is for livecodebench"),
         (rows, {"start_date": "2025-01-01"}, "has no dates: 2025-01-01"),
         (missing, {}, "nowhere.jsonl is neither a file"),

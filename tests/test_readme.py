@@ -51,6 +51,15 @@ def test_three_files_need_no_other_file_of_the_project(tmp_path):
     assert subprocess.check_output(command, cwd=tmp_path, text=True) == BLOCKS[0]
 
 
+@pytest.mark.parametrize("name", ["propagate", "tree", "grpo", "executor"])
+def test_a_reader_may_stop_reading_what_a_file_shows(name):
+    """`python tree.py | head -1` prints no traceback."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, ROOT / f"{name}.py"], **pipes) as process:
+        process.stdout.close()
+        assert process.stderr.read() == b""
+
+
 def test_an_example_runs_from_any_folder(tmp_path):
     said = subprocess.check_output([sys.executable, EXAMPLES[-1]], cwd=tmp_path, text=True)
     assert "turn  reward  credit" in said

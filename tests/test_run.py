@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -197,6 +198,8 @@ def test_what_is_no_checkpoint_is_refused_in_a_sentence(tmp_path):
         file.write_bytes(content)
         with pytest.raises(ValueError, match="checkpoint.pt cannot be read as a .* anew in"):
             run.load(tmp_path)
+        with pytest.raises(ValueError, match="checkpoint.pt cannot be read"):  # before all else
+            run.check_folder(SimpleNamespace(resume=True, output=str(tmp_path)))
 
 
 def test_a_full_disk_is_one_sentence_and_the_old_checkpoint_stays(tmp_path, monkeypatch):
@@ -238,7 +241,9 @@ def test_a_run_goes_on_only_as_it_was_begun_or_longer(small, monkeypatch, capsys
     murphy.train(small(steps=1, eval_every=0, resume=True))
     assert "already finished; --resume --steps 2 would go on" in capsys.readouterr().out
     murphy.train(small(steps=2, eval_every=0, resume=True))
-    assert "from here on the learning rate falls over all of them" in capsys.readouterr().out
+    assert (
+        "2 steps in place of 1: the learning rate falls until the last" in capsys.readouterr().out
+    )
     assert [line["step"] for line in lines_of(folder / "metrics.jsonl")] == [0, 1]
 
 

@@ -58,7 +58,7 @@ def test_help_groups_the_options_and_says_what_each_is(capsys):
     [
         ({"turns": 0}, "--turns must be at least 1, got 0"),
         ({"group_size": 1}, "--group-size must be at least 2"),
-        ({"learning_rate": float("nan")}, "--learning-rate must be at least"),
+        ({"learning_rate": float("nan")}, "--learning-rate must be above 0"),
         ({"credit": "mers", "gamma": 1.5}, r"--gamma must lie in \[0, 1\]"),
         ({"gamma": 0.9}, "--gamma has no effect with --credit mars"),
         ({"limit": 5}, "--limit has no effect with the toy world doctest"),
@@ -69,7 +69,7 @@ def test_help_groups_the_options_and_says_what_each_is(capsys):
         ({"inter_budget": 0}, "--inter-budget must be at least 1"),
         ({"intra_budget": 1}, "--intra-budget must be at least 2"),
         ({"clip_low": -0.1}, r"--clip-low must lie in \[0, 1\]"),
-        ({"problems": "mbpp"}, "--model is missing"),
+        ({"problems": "doctst"}, "--model is missing: --problems doctst is none of the toy worlds"),
     ],
 )
 def test_settings_that_cannot_work_are_named(given, sentence):
