@@ -136,7 +136,7 @@ def mean_with_interval(values: list[float]) -> dict[str, float]:
 
 
 def iter_k(entry: dict[str, Any], k: int) -> float:
-    """Iter-k of one problem: the share of its chains that were solved within k attempts."""
+    """Iter-k of one problem, an entry of `outcomes`: the share of its chains solved within k."""
     solved = [turn is not None and turn <= k for turn in entry["chain"]]
     return sum(solved) / len(solved)
 
@@ -368,7 +368,7 @@ def load_samplers(config: EvalConfig, problems: list[Problem]) -> tuple:
 
 
 def read_samples(path: Path, problems: list[Problem]) -> Rows:
-    """The rows of an evaluation that was stopped. ValueError: somebody has cut the file."""
+    """The rows of an evaluation that was stopped. ValueError: the file is damaged."""
     try:
         text = path.read_text() if path.exists() else ""
         rows = [json.loads(line) for line in text.splitlines()]

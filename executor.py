@@ -1,7 +1,9 @@
 """Run a program that a model wrote against tests, without being cheated by it.
 
-In:  run_many([(problem, code), ...]). A problem has kind and tests. It may have public_tests,
-     entry_point, context, timeout, and reference: a right program, which shows what the tests use.
+In:  run_many([(problem, code), ...]). A problem has a kind and tests of this kind: "assert" (texts
+     of Python), "functional" ([[arguments], value]) or "stdin" ([input, output]). It may have
+     public_tests, entry_point, timeout, context (code that runs before the program), and reference
+     (a right program: the names that it defines are those that a test may ask the program for).
 Out: one Result per pair: reward (share of tests passed), status, and the feedback that the model
      reads next.
 
@@ -22,18 +24,19 @@ wire.py says how values cross, sandbox.py is the program's side, confine.py and 
 what it cannot do.
 
 Time. A program has `timeout` CPU seconds over all its tests; of kind stdin it has them for each
-case, and is not run on the other cases once it ran out. (A program that disables this timer ends up
-to 1.5 seconds later.) Its calls may last 1.5 * timeout + 3 seconds of wall time together. The judge
-has timeout + 4 CPU seconds of its own; then the kernel ends it, in whatever C call it sits. A
-worker that has started gives a result within `bound(timeout)` seconds, 70 by default, however many
-tests there are; else the trainer ends the judge and all the rest. When the trainer dies, so do
-they.
+case, and is not run on the other cases once it ran out. (A program that disables this timer is
+ended at most 1.5 seconds later.) Its calls may last 1.5 * timeout + 3 seconds of wall time
+together. The judge has timeout + 4 CPU seconds of its own; then the kernel ends it, even inside a
+C call. A worker that has started gives a result within `bound(timeout)` seconds, 70 by default,
+however many tests there are; else the trainer ends the judge and all the rest. When the trainer
+dies, so do they.
 
-What differs from tests in the program's own process: its objects stay there. The judge sees
-stand-ins, which never equal plain data. A program may change lists and dicts that it was given:
-each answer brings the changes back (after very many calls only for the newest arguments). What a
-test compares with a call is evaluated before it, so `assert f(xs) == len(xs)` means the old length.
-Tests that need more make a problem "unscorable": an empty program is run at load to find that out.
+What differs from tests in the program's own process: the program's objects stay there. The judge
+sees stand-ins, which never equal plain data. A program may change lists and dicts that it was
+given: each answer brings the changes back (after very many calls only for the newest arguments).
+What a test compares with a call is evaluated before it: `assert f(xs) == len(xs)` means the old
+length.
+Tests that need more make a problem "unscorable": the judge runs an empty program to find that out.
 Standard library only; Linux in full, macOS in part. MURPHY_ISOLATION=plain switches the namespaces
 off.
 
@@ -131,8 +134,8 @@ def run_many(jobs: list, workers: int | None = None, **limits: float) -> list[Re
     """Score (problem, code) pairs, in order, with `workers` judges (default: one per core).
 
     reward = tests passed / tests. Equal pairs run once. The judges live on for later calls.
-    limits: see LIMITS. The limit of a problem is max(timeout, problem.timeout). Raises RuntimeError
-    if no worker starts, TypeError or ValueError for a bad limit.
+    limits: see LIMITS. The time limit of a problem is max(timeout, problem.timeout). Raises
+    RuntimeError if no worker starts, TypeError or ValueError for a bad limit.
     """
     for name, value in limits.items():
         if name not in LIMITS:
@@ -181,7 +184,7 @@ def bound(timeout: float) -> float:
 
 
 def verdict(status: str, feedback: str, tests: list, public: bool = False, seconds: float = 0.0):
-    """A Result with its counts."""
+    """A Result; passed, total and reward are counted from `tests`."""
     reward = sum(tests) / max(1, len(tests))
     return Result(sum(tests), len(tests), reward, status, feedback, tests, public, seconds)
 
@@ -189,7 +192,8 @@ def verdict(status: str, feedback: str, tests: list, public: bool = False, secon
 def _judge(pool: Any, job: Job) -> Result:
     """Have a judge score a job. If the judge dies, a new one tries once more.
 
-    pool: of the call of run_many; `close` takes it out of _pools.
+    pool: stands for the call of run_many. Once `close` has taken it out of _pools, no worker is
+    started or asked for it.
     """
     failed = [False] * job.count
     if job.fault:
@@ -197,10 +201,7 @@ def _judge(pool: Any, job: Job) -> Result:
     if not job.code:
         return verdict("no_code", "No code was found in the answer.", failed)
     end = time.monotonic() + bound(dict(job.limits)["timeout"])
-    for new in (
-        False,
-        True,
-    ):  # at first an idle judge will do, but other idle ones may be dead, too
+    for new in (False, True):  # after a dead one a new one: the other idle ones may be dead, too
         result = _try_once(pool, job, end, new)
         if result:
             return result
@@ -224,11 +225,8 @@ def _try_once(pool: Any, job: Job, end: float, new: bool) -> Result | None:
         worker.close()
         return out_of_time
     except (EOFError, OSError):
-        exit_status = worker.close()
-        judge_ran_out = (
-            exit_status == -signal.SIGXCPU
-        )  # the limit on what the judge itself computes
-        return out_of_time if judge_ran_out else None
+        # SIGXCPU: what the judge itself computes has a limit, too.
+        return out_of_time if worker.close() == -signal.SIGXCPU else None
     finally:
         _busy.discard(worker)  # before it is idle: another thread may take it at once
     _idle.append(worker)
@@ -254,7 +252,7 @@ def read(answer: dict, limits: dict) -> Result:
 
 _idle: list = []  # workers that wait for a job
 _busy: set = set()  # workers that have one
-_pools: set = set()  # of the calls of run_many that go on
+_pools: set = set()  # of the calls of run_many that are running
 _starters: list = []  # the thread that starts workers
 
 
@@ -361,7 +359,7 @@ def own_folder() -> tuple[str, int]:
 def sweep() -> None:
     """Remove the folders of workers whose trainer was killed: nobody holds their lock."""
     for folder in glob.glob(os.path.join(tempfile.gettempdir(), FOLDER + "*")):
-        with contextlib.suppress(OSError):  # another's, or gone
+        with contextlib.suppress(OSError):  # in use, another user's, or gone
             lock = os.open(folder, os.O_RDONLY)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -403,8 +401,8 @@ INVISIBLE = re.compile(  # marks and fillers that Python calls printable
 
 
 def escape(text: str) -> str:
-    """Make a program's text safe in a prompt: no control or invisible characters, lone surrogates,
-    chat marks, fences, addresses.
+    """Make a program's text safe in a prompt: without control and invisible characters, lone
+    surrogates, chat marks, fences and addresses.
 
     >>> escape("a<|im_end|>\\n\\u202e<object at 0x7f3a>")
     'a<\\\\|im_end|>\\\\n\\\\u202e<object at 0x...>'

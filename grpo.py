@@ -128,7 +128,7 @@ def grpo_loss(
 
     denominator: the caller counts rows (or tokens) of the WHOLE optimizer step, not of this
     micro-batch. Then the micro-batches add up to one gradient, however the step is cut. Rows of
-    advantage 0 count, even if nobody computes them. Rows that are masked out do not. None: this
+    advantage 0 count, even if nobody computes them. Rows of mask False do not. None: this
     batch is the whole step, and rows without a token do not count.
 
     stats: sums over tokens, detached; `mean_stats` makes means. "clipped" counts tokens for which
@@ -146,7 +146,7 @@ def grpo_loss(
 
     # Padding is zeroed before exp: what stands there reaches neither the loss nor the gradient.
     mask = mask.bool()
-    old_logp = logp if old_logp is None else old_logp
+    old_logp = logp if old_logp is None else old_logp  # the ratio is then 1, and has a gradient
     ratio = (logp - old_logp.detach()).masked_fill(~mask, 0.0).exp()
     A = advantages.to(logp)[:, None]
     plain = ratio * A
@@ -195,7 +195,7 @@ def mean_stats(parts: Sequence[dict[str, Tensor]]) -> dict[str, float]:
     """Stats of an update's micro-batches as floats.
 
     loss and tokens are sums, also over optimizer steps. ratio, kl, clipped (a share) and entropy
-    (-logp of the sampled tokens) are means over all tokens of the update.
+    (-logp of the sampled tokens) are means over all tokens that were computed.
     """
     means = {name: float(sum(part[name] for part in parts)) for name in parts[0]}
     for name in ("ratio", "kl", "clipped", "entropy"):

@@ -1,7 +1,8 @@
 """MURPHY: GRPO on rollout trees, where a failure whose feedback led to a success earns credit.
 
     python murphy.py                                        a tiny model learns to use feedback
-    python murphy.py --problems my.jsonl --model Qwen/Qwen3-0.6B      your problems, a real model
+    python murphy.py --problems my.jsonl --model Qwen/Qwen3-0.6B      your problems (their form is
+                                              in support/problems.py), a real model
     python murphy.py --output runs/x --resume               go on with a run that was stopped
 
 `loop` is the method, step by step; `choose` and `update` are its core.
@@ -105,7 +106,7 @@ def learn(state: State, kept: list[Node]) -> dict[str, float]:
     """Set the learning rate, optimise, and hand the new weights to the model that samples."""
     config, step = state.config, state.step
     rise = (step + 1) / max(config.warmup, 1)
-    fall = 1 - 0.8 * step / config.steps  # linear decay to a fifth
+    fall = 1 - 0.8 * step / config.steps  # linear decay towards a fifth
     rate = config.learning_rate * min(rise, fall)
     for parameter_group in state.optimizer.param_groups:
         parameter_group["lr"] = rate
@@ -128,8 +129,9 @@ def update(
     counted = [node for node in kept if not (config.mask_truncated and node.truncated)]
     sizes = [[len(node.completion_ids), learns(node, config)] for node in counted]
     optimizer_steps = []  # the micro-batches of each, and the denominator of its loss
-    # The attempts of all ranks are dealt at random to the optimizer steps. all_sizes: of an
-    # optimizer step's attempts, whatever their rank. mine: where in `counted` this rank's are.
+    # First all optimizer steps are cut, while the model is still the one that sampled. The attempts
+    # of all ranks are dealt to them at random. all_sizes: of an optimizer step's attempts, whatever
+    # their rank. mine: where in `counted` this rank's are.
     for all_sizes, mine in ranks.share(sizes, config.minibatches):
         if any(has_gradient for _, has_gradient in all_sizes):  # else no rank makes this step
             nodes = [counted[i] for i in mine if learns(counted[i], config)]
@@ -171,7 +173,7 @@ class MicroBatch:
     """What one forward and backward takes: attempts, and log-probabilities (B, C) of two models."""
 
     nodes: list[Node]
-    old_logp: torch.Tensor | None  # of the model before this update; None in its first step
+    old_logp: torch.Tensor | None  # of the model before the update; None: it has not moved yet
     ref_logp: torch.Tensor | None  # of the reference; None: beta is 0
 
 
@@ -258,7 +260,7 @@ def evaluate_and_save(state: State, signals: Signals) -> None:
     config, step = state.config, state.step
     due = step in (0, config.steps) or (config.eval_every > 0 and step % config.eval_every == 0)
     if due and step not in state.evaluations:
-        torch.manual_seed(config.seed + ranks.rank())
+        torch.manual_seed(config.seed + ranks.rank())  # every evaluation draws alike
         mine = state.held_out[ranks.rank() :: ranks.count()]
         k = config.eval_iterations
         rows = signals.interruptible(attempt_rows, mine, state.eval_sample, state.execute, k)
@@ -345,7 +347,7 @@ def main(arguments: list[str] | None = None) -> None:
         given = parse(Config, arguments, __doc__)
         saved = read_settings(given.get("output", "")) if given.get("resume") else {}
         try:
-            config = Config(**{**saved, **given})
+            config = Config(**{**saved, **given})  # what is given now wins
         except TypeError as error:
             raise ValueError("--resume: settings.json in --output is not of murphy.py") from error
         train(config)

@@ -50,7 +50,7 @@ class Node:
     feedback: str = ""
     solved: bool = False
     public_passed: bool = False
-    unexpanded: str = ""  # why it (a failure, or the root) has no children with turns left
+    unexpanded: str = ""  # "too long", if its next prompt did not fit
     children: list["Node"] = field(default_factory=list)  # a group: sampled from one prompt
     credit: float = 0.0  # the reward after propagation
     advantage: float = 0.0
@@ -67,16 +67,16 @@ def build_trees(
 ) -> list[Node]:
     """Grow one tree for each problem, turn by turn (paper).
 
-    A turn is one call of `sample`, for the open nodes of all problems, and one of `execute` for
-    the programs that are new. A node for which `stop` holds gets no children. If nothing is solved
-    there are G + G^2 + ... + G^S attempts.
-    ValueError: a wrong number of answers, or a problem that no program can be scored on.
+    A turn is one call of `sample`, for the nodes to expand of all problems, and one of `execute`
+    for the programs that are new. A node for which `stop` holds gets no children. If nothing is
+    solved there are G + G^2 + ... + G^S attempts. ValueError: turns or group_size below 1; a wrong
+    number of answers; a problem that no program can be scored on.
     """
     if turns < 1 or group_size < 1:
         raise ValueError(f"turns ({turns}) and group_size ({group_size}) must be at least 1")
     trees = [Node(turn=0, problem=problem) for problem in problems]
     open_nodes = trees
-    verdicts = {}  # (id of the problem, program) -> result, filled by `execute_all`
+    verdicts = {}  # (id(problem), code) -> result, filled by `execute_all`
     for _ in range(turns):
         if not open_nodes:
             break
@@ -159,12 +159,13 @@ def refinement_messages(messages: Messages, text: str, feedback: str) -> Message
 
 
 LONGEST = 30_000  # characters of an answer that are read, from its end: parsing is slow
-READS = r"\binput *\(|\bstdin\b(?! *=)|\bopen *\( *0"  # "input()", "sys.stdin.read()", "open(0)"
+READS = r"\binput *\(|\bstdin\b(?! *=)|\bopen *\( *0"  # "input()", "sys.stdin", not "stdin=x"
 PRINTS = r"\bprint *\(|\bstdout\b"  # "print(x)", "sys.stdout.write(x)"
 DEFINES = r"^[ \t]*(?:async +)?(?:def|class) +{name}\b"  # "def f(x):", "class Solution:"
 ASSIGNS = r"^[ \t]*{name} *(?::[^=\n]*)?= *(?:lambda\b|[^\W\d][\w.]*$)"  # "f = lambda: 1", "f = g"
-# A mark cuts an answer into pieces. Its groups: `thought`; `own_line`, if a fence begins its line;
-# `python`, if the fence's tag says Python; `other_tag`.
+# A mark cuts an answer into pieces. Its groups: `thought`; `own_line`: the blanks before a fence,
+# None if text stands there; `python`: a tag that says Python. Then code begins, or the rest of the
+# line is `other_tag`, "" for a bare fence.
 MARK = re.compile(
     r"""
     \A | \Z | (?P<thought> </?think(ing)?> )            # the beginning, the end, "<think>"
@@ -186,7 +187,8 @@ def extract_code(text: str, entry_point: str = "", thinking: bool = False) -> st
        `entry_point` ("f"; "Solution.f" has two). Without a name: those that read input or print.
     3. The one that defines most names wins. Of equals: one with a tag, one that parses, the last.
 
-    Pieces are not joined; a stub is a definition; code beside prose, without a fence, is not found.
+    Pieces are not joined. A stub `def f(): ...` counts as a definition. Code beside prose, without
+    a fence, is not found.
     """
     names = [re.escape(name) for name in entry_point.split(".") if name]
     patterns = [(DEFINES + "|" + ASSIGNS).replace("{name}", name) for name in names]
@@ -203,11 +205,12 @@ def extract_code(text: str, entry_point: str = "", thinking: bool = False) -> st
 
 
 def cleaned(text: str, thinking: bool) -> str:
-    """The last LONGEST characters of an answer, without its thought, "> " and byte-order marks."""
+    """The last LONGEST characters of an answer, without its thought, the "> " of Markdown quotes,
+    and characters of no width."""
     if thinking or re.match(r"[\s\ufeff\u200b]*<think", text):  # an unclosed thought leaves ""
         text = re.sub(r"\A.*?(?:</think(?:ing)?>|\Z)", "", text, count=1, flags=re.DOTALL)
     text = text.rstrip()[-LONGEST:].replace("\r\n", "\n")
-    text = re.sub(r"^([ \t]*)[\ufeff\u200b]+", r"\1", text, flags=re.MULTILINE)  # byte-order marks
+    text = re.sub(r"^([ \t]*)[\ufeff\u200b]+", r"\1", text, flags=re.MULTILINE)  # of no width
     if re.search(r"^[ \t]*>.*(?:```|~~~)", text, re.MULTILINE):  # "> ```python"
         text = re.sub(r"^[ \t]*(?:> ?)+", "", text, flags=re.MULTILINE)
     return text
@@ -216,7 +219,8 @@ def cleaned(text: str, thinking: bool) -> str:
 def pieces(text: str) -> list[tuple[str, bool]]:
     """What stands between two marks, and whether the first of them is a fence tagged as Python.
 
-    "Try ```python f = 1 ``` or this" has three pieces: the words are pieces, too, but do not parse.
+    "Try ```python f = 1 ``` or this" has two: "Try", and "f = 1", which is tagged. What stands
+    behind a fence in its line is a tag. Prose is a piece, too, but seldom defines a wanted name.
     A string in a program may hold marks. So a piece ends at the first mark up to which it parses;
     fences on their own line are tried first. If none parses, it ends at the next mark.
     """
@@ -244,7 +248,7 @@ def dedented(piece: str) -> tuple[str, bool]:
     """A piece without its indentation, and whether it parses. As it is, if it does not."""
     lines = piece.strip("\n").split("\n")
     indents = [len(line) - len(line.lstrip()) for line in lines if line.strip()] or [0]
-    # Try the smallest indentation, then that of the first line: a string may begin further left.
+    # Try the smallest indentation, then that of the first line: a string may begin left of it.
     for width in sorted({min(indents), indents[0]}):
         # At most `width` blanks of each line: a shorter indentation goes as a whole.
         code = "\n".join(line[:width].lstrip() + line[width:] for line in lines).rstrip()
@@ -255,7 +259,7 @@ def dedented(piece: str) -> tuple[str, bool]:
 
 
 def draw(tree: Node, width: int | None = None) -> str:
-    """A tree as text: what each attempt earned, its program, and the feedback its children saw.
+    """A tree as text: for each attempt what it earned, its first line, and its children's feedback.
 
     `width` shows at most that many of a group: first those with children, then the best.
     """
