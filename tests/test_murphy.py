@@ -318,7 +318,8 @@ def test_a_whole_run_on_the_command_line(base, tmp_path, monkeypatch, capsys):
         (["--model", "./no/such/model"], "cannot load a model from './no/such/model'"),
         (["--problems", "nothing.jsonl", "--model", "x"], "nothing.jsonl is neither a file nor a"),
         (["--credit", "best"], "invalid choice: 'best'"),
-        (["--output", "x", "--resume"], "--resume needs --output, the folder of the run"),
+        (["--output", "x", "--resume"], "--resume needs the --output of a run"),
+        (["--resume"], "--resume needs --output, the folder of the run"),
         (["--device", "cuda:99"], "device 'cuda:99' cannot be used on this machine"),
     ],
 )
