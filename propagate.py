@@ -61,9 +61,10 @@ def propagate(tree: Any, rule: str = "mars", turns: int | None = None, gamma: fl
 
     >>> from types import SimpleNamespace as Node
     >>> repaired = Node(reward=0.0, turn=1, children=[Node(reward=1.0, turn=2, children=[])])
-    >>> propagate(repaired)
-    >>> repaired.credit, repaired.reward
+    >>> propagate(repaired); repaired.credit, repaired.reward
     (1.0, 0.0)
+    >>> propagate(repaired, "mers", turns=2, gamma=0.9); repaired.credit
+    0.45
     """
     rules = {"mars": mars, "mers": partial(mers, turns=turns, gamma=gamma), "none": _reward}
     if rule not in rules:
@@ -182,7 +183,6 @@ def _example() -> None:
             advantages = group_advantages([n.credit for n in group])
             for n, advantage in zip(group, advantages, strict=True):
                 lines[n.name] += f"{n.credit:10.4g}{advantage:+7.2f}"
-
     print("Three attempts a, b, c at one problem. a1 to a3 correct a, b1 to b3 correct b. c passes")
     print("at once; b1 passes, too. R: credit. A: advantage among siblings. gamma is 0.9.\n")
     print("attempt turn  reward  none:  R      A  MERS:  R      A  MARS:  R      A")

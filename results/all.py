@@ -51,7 +51,8 @@ def speed(measure: str, more: str = "", **rows: str) -> list[Result]:
         command = f"results/speed.py {measure}{more}{option}"
         wanted = {"model": model, **rows}
         title = "-".join(["speed", measure, *rows.values(), name])
-        found.append(Result(title, command, f"speed_{measure}.csv", SPEED, wanted))
+        measures = [*SPEED, *EXECUTOR] if measure == "step" else SPEED  # only a step runs programs
+        found.append(Result(title, command, f"speed_{measure}.csv", measures, wanted))
     return found
 
 

@@ -19,8 +19,8 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 sys.path.insert(0, str(ROOT))
 
-JUDGE = ("judge", "plan", "link", "wire", "sandbox", "confine", "syscalls")
-EXECUTOR = ["executor.py", *(f"support/{name}.py" for name in JUDGE)]
+from support.verify import EXECUTOR  # noqa: E402, F401  its files
+
 LEARNING = ["grpo.py", "murphy.py", "propagate.py", "tree.py"]
 LEARNING += ["support/packing.py", "support/sampling.py", "support/toy.py"]
 # The executor is not in STUDY. A study uses it for one-line programs, and tests/test_toy.py holds

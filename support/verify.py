@@ -16,7 +16,8 @@ from types import SimpleNamespace
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-JUDGE = ("judge", "plan", "link", "wire", "sandbox", "confine", "syscalls")  # and executor.py
+JUDGE = ("judge", "plan", "link", "wire", "sandbox", "confine", "syscalls")
+EXECUTOR = ["executor.py", *(f"support/{name}.py" for name in JUDGE)]
 NOTHING = "pass"  # the program that does nothing
 REFERENCE_TIMEOUT = 20.0  # CPU seconds for a reference; what it uses sets the problem's timeout
 
@@ -72,8 +73,7 @@ def why_unusable(nothing: Any, reference: Any) -> str:
 
 def remembering(execute: Callable, file: Path) -> Callable:
     """`execute` with a memory: no job is run again, unless the executor or Python has changed."""
-    files = ["executor.py", *(f"support/{name}.py" for name in JUDGE)]
-    executor = hashlib.sha256(b"".join((ROOT / name).read_bytes() for name in files)).hexdigest()
+    executor = hashlib.sha256(b"".join((ROOT / x).read_bytes() for x in EXECUTOR)).hexdigest()
 
     def run(jobs: list) -> list:
         known: dict[str, dict] = {}
