@@ -16,7 +16,6 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
-from itertools import islice
 from types import SimpleNamespace
 from typing import Any
 
@@ -163,20 +162,14 @@ READS = r"\binput *\(|\bstdin\b(?! *=)|\bopen *\( *0"  # "input()", "sys.stdin",
 PRINTS = r"\bprint *\(|\bstdout\b"  # "print(x)", "sys.stdout.write(x)"
 DEFINES = r"^[ \t]*(?:async +)?(?:def|class) +{name}\b"  # "def f(x):", "class Solution:"
 ASSIGNS = r"^[ \t]*{name} *(?::[^=\n]*)?= *(?:lambda\b|[^\W\d][\w.]*$)"  # "f = lambda: 1", "f = g"
-# A mark cuts an answer into pieces. Its groups: `thought`; `own_line`: the blanks before a fence,
-# None if text stands there; `python`: a tag that says Python. Then code begins, or the rest of the
-# line is `other_tag`, "" for a bare fence.
-MARK = re.compile(
-    r"""
-    \A | \Z | (?P<thought> </?think(ing)?> )            # the beginning, the end, "<think>"
-    | (?P<own_line> ^ ( ([-*+] | \d+[.)])? [ \t] )* )?  # before a fence only blanks, "- ", "1. "
-      (```|~~~) [`~]* [ \t]*                            # the fence; its tag is "Python 3", "a.py":
-      (?P<python> [{.]* ( [\w./-]+\.py | (i?python|pypy|py)[\d.]*([ ]+[\d.]+)? ) (?![\w-]) )? [ \t]*
-      # The mark ends where code begins: "def f", "@cache", "n = ", "g(". Other tags: "bash".
-      ( (?= (def|class|import|from)[ ]+\w | @\w | [\w, ]+[ ]=[ ] | [\w.]+\( ) | (?P<other_tag>.*)$ )
-    """,
-    re.VERBOSE | re.MULTILINE | re.IGNORECASE,
-)
+# An answer is cut at tags of a thought and at fences. Before a fence on its own line stand only
+# blanks, or what begins a point of a list: "- ", "1. ".
+THOUGHT = r"(?P<thought></?think(?:ing)?>)"
+FENCE = r"(?P<own_line>^(?:(?:[-*+]|\d+[.)])?[ \t])*)?(?:```|~~~)[`~]*[ \t]*"
+# Behind a fence may stand a tag, as "python", "Python 3.12", "{.python", "src/a.py"; and code, as
+# "import x", "@cache", "n = ", "g(".
+PYTHON = r"[{.]*(?:[\w./-]+\.py|(?:i?python|pypy|py)[\d.]*(?: +[\d.]+)?)(?![\w-])"
+CODE = r"(?:def|class|import|from) +\w|@\w|[\w, ]+ = |[\w.]+\("
 
 
 def extract_code(text: str, entry_point: str = "", thinking: bool = False) -> str:
@@ -216,6 +209,46 @@ def cleaned(text: str, thinking: bool) -> str:
     return text
 
 
+@dataclass
+class Mark:
+    """A place where an answer is cut."""
+
+    start: int  # here ends the piece before it
+    end: int  # here begins the piece behind it
+    kind: str  # of that piece: "python" (by its tag), "plain", "other", "thought", "answer"
+    own_line: bool = False  # a fence with nothing before it in its line
+
+
+def marks_of(text: str) -> list[Mark]:
+    """Where an answer is cut: its beginning, each fence and each tag of a thought, its end."""
+    marks = [Mark(0, 0, "plain")]
+    for match in re.finditer(f"{THOUGHT}|{FENCE}", text, re.MULTILINE | re.IGNORECASE):
+        if match.start() < marks[-1].end:
+            continue  # a part of the last fence's tag
+        if match["thought"]:
+            kind = "answer" if match["thought"].startswith("</") else "thought"
+            marks.append(Mark(match.start(), match.end(), kind))
+        else:
+            line = text[match.end() :].partition("\n")[0]
+            kind, rest = read_tag(line)
+            end = match.end() + len(line) - len(rest)
+            marks.append(Mark(match.start(), end, kind, match["own_line"] is not None))
+    return [*marks, Mark(len(text), len(text), "plain")]
+
+
+def read_tag(line: str) -> tuple[str, str]:
+    """What stands behind a fence in its line: the kind of the piece, and code that begins there.
+
+    >>> read_tag("python"), read_tag("py x = 1"), read_tag("x = 1"), read_tag("bash"), read_tag("")
+    (('python', ''), ('python', 'x = 1'), ('plain', 'x = 1'), ('other', ''), ('plain', ''))
+    """
+    tag = re.match(PYTHON, line, re.IGNORECASE)
+    rest = line[tag.end() :].lstrip(" \t") if tag else line
+    is_code = re.match(CODE, rest, re.IGNORECASE)
+    kind = "other" if rest and not is_code else "plain"
+    return ("python" if tag else kind), (rest if is_code else "")
+
+
 def pieces(text: str) -> list[tuple[str, bool]]:
     """What stands between two marks, and whether the first of them is a fence tagged as Python.
 
@@ -224,23 +257,23 @@ def pieces(text: str) -> list[tuple[str, bool]]:
     A string in a program may hold marks. So a piece ends at the first mark up to which it parses;
     fences on their own line are tried first. If none parses, it ends at the next mark.
     """
-    marks = list(islice(MARK.finditer(text), 50))  # the bounds 50 and 10: each try compiles
+    marks = marks_of(text)[:50]  # the bounds 50 and 10: each try compiles
     found, in_thought = [], False
     while len(marks) > 1:
         opening = marks.pop(0)
         closing = marks[0]
-        for mark in sorted(marks[:10], key=lambda mark: mark["own_line"] is None):
-            _, parses = dedented(text[opening.end() : mark.start()])
+        for mark in sorted(marks[:10], key=lambda mark: not mark.own_line):
+            _, parses = dedented(text[opening.end : mark.start])
             if parses:
                 closing = mark
                 break
         marks = marks[marks.index(closing) :]  # it opens the next piece
 
-        if opening["thought"]:  # what came before is not the answer
+        if opening.kind in ("thought", "answer"):  # what came before is not the answer
             found = []
-            in_thought = not opening["thought"].startswith("</")
-        if opening["python"] or not opening["other_tag"]:
-            found.append((text[opening.end() : closing.start()], bool(opening["python"])))
+            in_thought = opening.kind == "thought"
+        if opening.kind != "other":
+            found.append((text[opening.end : closing.start], opening.kind == "python"))
     return [] if in_thought else found
 
 
