@@ -200,37 +200,45 @@ def _judge(pool: Any, job: Job) -> Result:
         return verdict("unscorable", f"This problem cannot be scored: {job.fault}", [])
     if not job.code:
         return verdict("no_code", "No code was found in the answer.", failed)
-    end = time.monotonic() + bound(dict(job.limits)["timeout"])
-    for new in (False, True):  # after a dead one a new one: the other idle ones may be dead, too
-        result = _try_once(pool, job, end, new)
-        if result:
-            return result
+    limits = dict(job.limits)
+    message = json.dumps([job.message, job.code, limits])
+    end = time.monotonic() + bound(limits["timeout"])
+    try:
+        for new in (
+            False,
+            True,
+        ):  # after a dead one a new one: the other idle ones may be dead, too
+            answer = _ask(pool, message, end, new)
+            if answer:
+                return read(answer, limits)
+    except TimeoutError:
+        return verdict("timeout", "The tests ran out of time.", failed)
     return verdict("error", "The program ended its judge.", failed)  # or `close` was called
 
 
-def _try_once(pool: Any, job: Job, end: float, new: bool) -> Result | None:
-    """What one judge says of a job; None if it died, or if `close` was called."""
+def _ask(pool: Any, message: str, end: float, new: bool) -> dict | None:
+    """What one judge answers; None if it died, or if `close` was called.
+
+    TimeoutError: no answer until `end`, or the kernel ended a judge that had used up its CPU time.
+    """
     if pool not in _pools:
         return None
-    out_of_time = verdict("timeout", "The tests ran out of time.", [False] * job.count)
-    limits = dict(job.limits)
     worker = _take(new)
     try:
         if pool not in _pools:  # `close` came while the worker started
             worker.close()
             return None
-        send(worker.socket, json.dumps([job.message, job.code, limits]))
+        send(worker.socket, message)
         answer = json.loads(receive(worker.socket, seconds=end - time.monotonic()))
-    except TimeoutError:
-        worker.close()
-        return out_of_time
-    except (EOFError, OSError):
-        # SIGXCPU: what the judge itself computes has a limit, too.
-        return out_of_time if worker.close() == -signal.SIGXCPU else None
+    except (EOFError, OSError) as error:
+        code = worker.close()
+        if isinstance(error, TimeoutError) or code == -signal.SIGXCPU:
+            raise TimeoutError from None
+        return None
     finally:
         _busy.discard(worker)  # before it is idle: another thread may take it at once
     _idle.append(worker)
-    return read(answer, limits)
+    return answer
 
 
 def read(answer: dict, limits: dict) -> Result:

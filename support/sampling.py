@@ -61,10 +61,12 @@ def autocast(device: torch.device) -> AbstractContextManager:
 def check_model(path: str) -> None:
     """ValueError if a path can only mean a folder, but holds no model; the hub is not asked."""
     owner, *rest = path.split("/")
-    is_folder = owner in ("", ".", "..", "~")  # "/a", "./a"
-    is_folder = is_folder or len(rest) > 1  # "a/b/c": an id of the hub has one slash
-    is_folder = is_folder or (len(rest) == 1 and os.path.isdir(owner))  # "runs/a", if runs/ is here
-    is_folder = is_folder or os.path.exists(path)
+    is_folder = (
+        os.path.exists(path)
+        or path.startswith(("/", ".", "~"))
+        or len(rest) > 1  # an id of the hub has one slash
+        or (len(rest) == 1 and os.path.isdir(owner))  # "runs/a", if runs/ is here
+    )
     if is_folder and not os.path.isfile(os.path.join(path, "config.json")):
         what = "no folder with a config.json"
         if os.path.isfile(os.path.join(path, "checkpoint.pt")):
