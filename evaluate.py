@@ -168,9 +168,10 @@ def summarise(problems: list[Problem], rows: Rows, iterations: int) -> dict[str,
 
 
 def outcomes(problems: list[Problem], rows: Rows) -> dict[str, dict[str, Any]]:
-    """What compare.py needs of each problem, and for each sample the turn that solved it, or None.
+    """Each problem's facts for compare.py, and for each of its samples the turn that solved it.
 
-    A sample is a chain, or an attempt of the control.
+    A sample is a chain, or an attempt of the control; None: it was not solved. The rows of a sample
+    come turn by turn.
     """
     entries = {}
     for problem in problems:
@@ -292,7 +293,7 @@ def run(config: EvalConfig) -> None:
     rank, processes = join(pick_device(config.device))
     folder = Path(config.output)
     settings = {k: v for k, v in asdict(config).items() if k not in ("device", "output")}
-    check_folder(folder, settings)  # now, because all that follows is slow
+    check_output(folder, settings)  # now, because all that follows is slow
     check_model(config.model)
     check_hub(config.model, "model")
     executor.self_check()
@@ -302,7 +303,7 @@ def run(config: EvalConfig) -> None:
     some_weights = repr([w.flatten()[::1000].tolist() for w in model.parameters()])
     settings["weights"] = zlib.crc32(some_weights.encode())
     settings["problems"] = fingerprint(problems)
-    check_folder(folder, settings)  # again, with the weights and the problems
+    check_output(folder, settings)  # again, with the weights and the problems
     rows = read_samples(folder / "samples.jsonl", problems)
     done = gather(len({row["task_id"] for row in rows}))[0]  # as rank 0 read it
     if rank == 0:
@@ -328,7 +329,7 @@ def run(config: EvalConfig) -> None:
         print(f"{table(summary)}\n{folder / 'result.json'}")
 
 
-def check_folder(folder: Path, settings: dict[str, Any]) -> None:
+def check_output(folder: Path, settings: dict[str, Any]) -> None:
     """ValueError unless the folder is new or empty, or holds a run with these settings."""
     check_writable(folder)
     if not folder.exists() or not any(folder.iterdir()):

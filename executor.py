@@ -3,7 +3,7 @@
 In:  run_many([(problem, code), ...]). A problem has a kind and tests of this kind: "assert" (texts
      of Python), "functional" ([[arguments], value]) or "stdin" ([input, output]). It may have
      public_tests, entry_point, timeout, context (code that runs before the program), and reference
-     (a right program: the names that it defines are those that a test may ask the program for).
+     (a right program; tests may use only names that it defines).
 Out: one Result per pair: reward (share of tests passed), status, and the feedback that the model
      reads next.
 
@@ -32,11 +32,11 @@ however many tests there are; else the trainer ends the judge and all the rest. 
 dies, so do they.
 
 What differs from tests in the program's own process: the program's objects stay there. The judge
-sees stand-ins, which never equal plain data. A program may change lists and dicts that it was
-given: each answer brings the changes back (after very many calls only for the newest arguments).
-What a test compares with a call is evaluated before it: `assert f(xs) == len(xs)` means the old
-length.
-Tests that need more make a problem "unscorable": the judge runs an empty program to find that out.
+has stand-ins for them, which never equal plain data. A program may change lists and dicts that it
+was given: each answer brings the changes back (after very many calls only those of the newest
+arguments). The expected value is evaluated before the call: in `assert f(xs) == len(xs)` it is the
+old length.
+Tests that need more make a problem "unscorable": a trial with an empty program shows it.
 Standard library only; Linux in full, macOS in part. MURPHY_ISOLATION=plain switches the namespaces
 off.
 
@@ -192,8 +192,7 @@ def verdict(status: str, feedback: str, tests: list, public: bool = False, secon
 def _judge(pool: Any, job: Job) -> Result:
     """Have a judge score a job. If the judge dies, a new one tries once more.
 
-    pool: stands for the call of run_many. Once `close` has taken it out of _pools, no worker is
-    started or asked for it.
+    pool: of the call of run_many. Once `close` has taken it out of _pools, its jobs get no worker.
     """
     failed = [False] * job.count
     if job.fault:
@@ -204,10 +203,8 @@ def _judge(pool: Any, job: Job) -> Result:
     message = json.dumps([job.message, job.code, limits])
     end = time.monotonic() + bound(limits["timeout"])
     try:
-        for new in (
-            False,
-            True,
-        ):  # after a dead one a new one: the other idle ones may be dead, too
+        # First an idle worker; if it dies, a new one, since the other idle ones may be dead, too.
+        for new in (False, True):
             answer = _ask(pool, message, end, new)
             if answer:
                 return read(answer, limits)
@@ -286,7 +283,8 @@ def _take(new: bool) -> "Worker":
 def _start() -> "Worker":
     """A new worker, started by a thread that lives as long as this process.
 
-    The kernel ends a worker when the thread that started it ends (PR_SET_PDEATHSIG).
+    The kernel ends a worker when the thread that started it ends (PR_SET_PDEATHSIG). The threads of
+    run_many end with each call, and would take their workers with them.
     """
     if not _starters:
         _starters.append(concurrent.futures.ThreadPoolExecutor(1))
@@ -305,7 +303,7 @@ class Worker:
         except OSError as error:
             raise RuntimeError(f"executor: cannot start a worker: {error}") from None
         root = str(Path(__file__).resolve().parent)
-        program = (
+        program = (  # root leaves the path again: a test must not import files of this project
             f"import sys; sys.path.insert(0, {root!r}); from support.judge import main; "
             f"sys.path.remove({root!r}); main(int(sys.argv[1]), *sys.argv[2:])"
         )
@@ -389,16 +387,17 @@ def close() -> None:
 
 # ---------------------------------------------------------------------- feedback
 
-# What chat templates read as control marks: escape() puts a backslash behind the first sign.
+# What chat templates read as control marks. escape() puts a backslash after the first sign:
+# "<|im_end|>" becomes "<\|im_end|>".
 MARKS = re.compile(
     r"""
-    (<) (?=                                                # a "<" before:
+    < (?=                                                  # a "<" before:
         [|\uff5c] | \w+\|> | </?SYS>> |                    # "|im_end|>", "endoftext|>", "<SYS>>"
         /? ( s | (?i: think(ing)? | pad | eo[sdpt] | [bs]o[sp] | pre | unk | mask | user | system
         | assistant | human | bot | answer | image | message | channel | observation )
         | filename | reponame | unused\d+ | extra_id_\d+ | 0x[0-9A-F]{2} | tool\w* | \w+_\w+ ) >
     )
-    | (\[) (?= \| | /?g?[A-Z_]{3,}\] )                     # "[|endofturn|]", "[INST]", "[/INST]"
+    | \[ (?= \| | /?g?[A-Z_]{3,}\] )                       # "[|endofturn|]", "[INST]", "[/INST]"
     | ` (?= `` ) | ~ (?= ~~ )                              # fences
     """,
     re.VERBOSE,
@@ -409,8 +408,8 @@ INVISIBLE = re.compile(  # marks and fillers that Python calls printable
 
 
 def escape(text: str) -> str:
-    """Make a program's text safe in a prompt: without control and invisible characters, lone
-    surrogates, chat marks, fences and addresses.
+    """Make a program's text safe in a prompt: control and invisible characters, lone surrogates,
+    chat marks and fences are spelt out, addresses are hidden.
 
     >>> escape("a<|im_end|>\\n\\u202e<object at 0x7f3a>")
     'a<\\\\|im_end|>\\\\n\\\\u202e<object at 0x...>'

@@ -86,7 +86,7 @@ def token_logprobs(
 def select_logprobs(logits: Tensor, ids: Tensor, temperature: float = 1.0) -> Tensor:
     """log softmax(logits / temperature) at `ids`: (..., V) and (...) -> (...).
 
-    In float32 whatever the model's type (float64 stays): in bfloat16 it is off by several percent.
+    In float32 whatever the model's type (float64 stays): bfloat16 is off by several percent.
     ValueError: a temperature not above 0, because greedy decoding has no distribution to score.
     """
     if not temperature > 0:
@@ -127,9 +127,9 @@ def grpo_loss(
     whole group then has a loss of about 0, as its advantages sum to 0. Its gradient is not 0.
 
     denominator: the caller counts rows (or tokens) of the WHOLE optimizer step, not of this
-    micro-batch. Then the micro-batches add up to one gradient, however the step is cut. Rows of
-    advantage 0 count, even if nobody computes them. Rows of mask False do not. None: this
-    batch is the whole step, and rows without a token do not count.
+    micro-batch. Then the micro-batches add up to one gradient, however the step is cut. Count rows
+    of advantage 0, even if they are skipped, but no rows whose mask is all False. None: this batch
+    is the whole step, and rows without a token do not count.
 
     stats: sums over tokens, detached; `mean_stats` makes means. "clipped" counts tokens for which
     the clipped term is the minimum: it gives them no gradient. "kl" is 0 without ref_logp. A NaN
@@ -191,7 +191,7 @@ def _token_weights(mask: Tensor, norm: str, denominator: float | None) -> Tensor
     return w / lengths.clamp(min=1) if norm == "sequence" else w
 
 
-def mean_stats(parts: Sequence[dict[str, Tensor]]) -> dict[str, float]:
+def mean_stats(parts: Sequence[dict[str, Tensor | float]]) -> dict[str, float]:
     """Stats of an update's micro-batches as floats.
 
     loss and tokens are sums, also over optimizer steps. ratio, kl, clipped (a share) and entropy

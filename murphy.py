@@ -9,7 +9,7 @@
 
 In: settings (`Config` in support/settings.py). Out: a folder with the model, settings.json,
 metrics.jsonl, trees.jsonl, evaluation.json, curves.png and a checkpoint.
-`--turns 1` without budgets is plain GRPO. In --help, [paper], [reported], [ours]: whose default.
+`--turns 1` without budgets is plain GRPO. --help marks defaults [paper], [reported] or [ours].
 """
 
 import signal
@@ -48,7 +48,7 @@ from support.settings import FITTING, Config, flag, parse
 from support.state import State, listed_data, toy_data, trees_of_all
 from tree import Node, build_trees, draw, from_dict, groups, to_dict, walk
 
-STATS = ("loss", "tokens", "ratio", "kl", "clipped", "entropy")  # of an update: `mean_stats`
+STATS = ("loss", "tokens", "ratio", "kl", "clipped", "entropy")  # 0 if nothing could be learned
 
 
 def loop(state: State, signals: Signals) -> None:
@@ -58,13 +58,13 @@ def loop(state: State, signals: Signals) -> None:
         # 1. Sample G programs for each problem of the step.
         # 2. Run each against the problem's tests: its reward, and feedback on it.
         # 3. Pair every failure with its feedback and sample again, for S turns: rollout trees.
-        trees = signals.interruptible(grow, state)  # Ctrl-C ends this at once; 7 is completed
+        trees = signals.interruptible(grow, state)  # tree.build_trees; Ctrl-C ends it at once
         # 4. Credit: send the rewards of later attempts back to the earlier ones.
         # 5. Prune: keep the groups, and in them the attempts, whose credits differ most.
         # 6. Advantages: compare each attempt with its siblings.
         kept = choose(trees, state.config)
         # 7. Optimise every kept attempt under the prompt that it was sampled from.
-        numbers = learn(state, kept)
+        numbers = learn(state, kept)  # Ctrl-C waits for its end
         report(state, trees, numbers)
         state.step += 1
         evaluate_and_save(state, signals)
@@ -122,21 +122,21 @@ def update(
     """Optimise the kept attempts in `minibatches` optimizer steps; returns numbers to log.
 
     An attempt without a gradient never reaches the forward pass but counts in the denominator, so
-    to leave it out changes nothing. With --mask-truncated a truncated one is in neither.
+    skipping it changes nothing. With --mask-truncated a truncated one is in neither.
     Every rank knows the sizes of all kept attempts but computes only its own; the summed gradient
     equals that of one process (ours). FloatingPointError: a gradient that is not finite.
     """
     counted = [node for node in kept if not (config.mask_truncated and node.truncated)]
     sizes = [[len(node.completion_ids), learns(node, config)] for node in counted]
     optimizer_steps = []  # the micro-batches of each, and the denominator of its loss
-    # First all optimizer steps are cut, while the model is still the one that sampled. The attempts
-    # of all ranks are dealt to them at random. all_sizes: of an optimizer step's attempts, whatever
-    # their rank. mine: where in `counted` this rank's are.
+    # All optimizer steps are prepared first, while the model is still the one that sampled.
+    # ranks.share deals the attempts of all ranks to them at random. all_sizes: the sizes of all
+    # attempts of one optimizer step. mine: the places in `counted` of those that this rank has.
     for all_sizes, mine in ranks.share(sizes, config.minibatches):
         if any(has_gradient for _, has_gradient in all_sizes):  # else no rank makes this step
             nodes = [counted[i] for i in mine if learns(counted[i], config)]
             will_move = len(optimizer_steps) > 0  # an earlier one changes the model first
-            batches = cut(nodes, model, reference, will_move, config)
+            batches = prepare(nodes, model, reference, will_move, config)
             optimizer_steps.append((batches, denominator_of(all_sizes, config)))
 
     stats, grad_norms = [], [0.0]  # without a gradient the norm is 0
@@ -178,8 +178,10 @@ class MicroBatch:
 
 
 @torch.no_grad()
-def cut(nodes: list[Node], model: Any, reference: Any, will_move: bool, config: Config) -> list:
-    """Cut the attempts of one optimizer step into micro-batches.
+def prepare(
+    nodes: list[Node], model: Any, reference: Any, will_move: bool, config: Config
+) -> list[MicroBatch]:
+    """The attempts of one optimizer step as micro-batches.
 
     will_move: another optimizer step will change the model before this one runs. So the old
     log-probabilities are computed now.
@@ -289,8 +291,8 @@ def finish(state: State) -> None:
         if steps:
             print(f"\n{plot(state.folder)}")
         show_helpful_tree(state.folder / "trees.jsonl")
-    except Exception as error:  # the run is whole; only its logs cannot be shown
-        print(f"\nNot shown, since a log holds what this run did not write: {error!r:.200}")
+    except Exception as error:  # the logs may hold what this run did not write
+        print(f"\nThe run is whole, but its logs cannot be shown: {error!r:.200}")
     print(f"\nEverything is in {state.folder}")
 
 

@@ -72,7 +72,7 @@ def propagate(tree: Any, rule: str = "mars", turns: int | None = None, gamma: fl
     nodes = [tree]
     for node in nodes:  # the list grows until it holds every node
         nodes += node.children
-    for node in reversed(nodes):  # children first: a rule of yours may read child.credit
+    for node in reversed(nodes):  # children first, for a rule of yours that reads child.credit
         node.credit = rules[rule](node)
 
 
@@ -111,7 +111,7 @@ def inter_prune(groups: Sequence[Sequence[Any]], budget: int | None) -> list[Seq
         return list(groups)
     sort_keys = []
     for i, group in enumerate(groups):
-        # The same credits in another order may give another last digit: they are sorted first.
+        # Sorted and rounded, since float sums differ in the last digit: equal spreads must tie.
         credits = np.sort(_array([node.credit for node in group]))
         if _has_spread(credits):
             sort_keys.append((-round(float(credits.std()), 12), group[0].turn, i))

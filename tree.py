@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
+from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any
 
@@ -51,25 +52,26 @@ class Node:
     public_passed: bool = False
     unexpanded: str = ""  # "too long", if its next prompt did not fit
     children: list["Node"] = field(default_factory=list)  # a group: sampled from one prompt
-    credit: float = 0.0  # the reward after propagation
+    credit: float = 0.0  # what the attempt is worth, by propagation
     advantage: float = 0.0
     kept: bool = True  # False once pruned
     problem: Any = None
 
 
-def is_solved(node: Node) -> bool:
-    return node.solved
-
-
 def build_trees(
-    problems: list, sample: Callable, execute: Callable, turns: int, group_size: int, stop=is_solved
+    problems: list,
+    sample: Callable,
+    execute: Callable,
+    turns: int,
+    group_size: int,
+    stop: Callable[[Node], bool] = attrgetter("solved"),
 ) -> list[Node]:
     """Grow one tree for each problem, turn by turn (paper).
 
     A turn is one call of `sample`, for the nodes to expand of all problems, and one of `execute`
     for the programs that are new. A node for which `stop` holds gets no children. If nothing is
     solved there are G + G^2 + ... + G^S attempts. ValueError: turns or group_size below 1; a wrong
-    number of answers; a problem that no program can be scored on.
+    number of answers; a problem that cannot be scored.
     """
     if turns < 1 or group_size < 1:
         raise ValueError(f"turns ({turns}) and group_size ({group_size}) must be at least 1")
@@ -87,7 +89,7 @@ def build_trees(
                 parent.unexpanded = "too long"
             else:
                 check_count("sample", "completions to make", group_size, len(completions))
-                parent.children = [attempt(parent, answer) for answer in completions]
+                parent.children = [new_child(parent, answer) for answer in completions]
 
         grown = [node for parent in open_nodes for node in parent.children]
         execute_all(grown, execute, verdicts)
@@ -100,8 +102,8 @@ def check_count(function: str, what: str, asked: int, given: int) -> None:
         raise ValueError(f"{function}() got {asked} {what} and gave {given}")
 
 
-def attempt(parent: Node, answer: Completion) -> Node:
-    """A new child of `parent`, not yet executed."""
+def new_child(parent: Node, answer: Completion) -> Node:
+    """A new attempt below `parent`, not yet executed."""
     child = Node(turn=parent.turn + 1, prompt=next_prompt(parent), problem=parent.problem)
     child.prompt_ids, child.completion_ids = answer.prompt_ids, answer.completion_ids
     child.text, child.truncated = answer.text, answer.truncated
@@ -162,13 +164,13 @@ READS = r"\binput *\(|\bstdin\b(?! *=)|\bopen *\( *0"  # "input()", "sys.stdin",
 PRINTS = r"\bprint *\(|\bstdout\b"  # "print(x)", "sys.stdout.write(x)"
 DEFINES = r"^[ \t]*(?:async +)?(?:def|class) +{name}\b"  # "def f(x):", "class Solution:"
 ASSIGNS = r"^[ \t]*{name} *(?::[^=\n]*)?= *(?:lambda\b|[^\W\d][\w.]*$)"  # "f = lambda: 1", "f = g"
-# An answer is cut at tags of a thought and at fences. Before a fence on its own line stand only
-# blanks, or what begins a point of a list: "- ", "1. ".
-THOUGHT = r"(?P<thought></?think(?:ing)?>)"
+THOUGHT = r"(?P<thought></?think(?:ing)?>)"  # "<think>", "</thinking>"
+# Before a fence that has a line of its own may stand blanks or a list's bullet. Three such lines:
+# "```python", "  ~~~~", "1. ```". A fence within a line: "Try ```f = 1```".
 FENCE = r"(?P<own_line>^(?:(?:[-*+]|\d+[.)])?[ \t])*)?(?:```|~~~)[`~]*[ \t]*"
-# Behind a fence may stand a tag, as "python", "Python 3.12", "{.python", "src/a.py"; and code, as
-# "import x", "@cache", "n = ", "g(".
-PYTHON = r"[{.]*(?:[\w./-]+\.py|(?:i?python|pypy|py)[\d.]*(?: +[\d.]+)?)(?![\w-])"
+# After a fence may come a tag: "python", "Python 3.12", "{.python", "src/a.py". And code, in the
+# same line: "import x", "@cache", "n = ", "g(".
+TAG = r"[{.]*(?:[\w./-]+\.py|(?:i?python|pypy|py)[\d.]*(?: +[\d.]+)?)(?![\w-])"
 CODE = r"(?:def|class|import|from) +\w|@\w|[\w, ]+ = |[\w.]+\("
 
 
@@ -198,8 +200,8 @@ def extract_code(text: str, entry_point: str = "", thinking: bool = False) -> st
 
 
 def cleaned(text: str, thinking: bool) -> str:
-    """The last LONGEST characters of an answer, without its thought, the "> " of Markdown quotes,
-    and characters of no width."""
+    """The last LONGEST characters of an answer, without the "> " of Markdown quotes, characters of
+    no width, and a thought at its beginning. (`pieces` leaves out one that comes later.)"""
     if thinking or re.match(r"[\s\ufeff\u200b]*<think", text):  # an unclosed thought leaves ""
         text = re.sub(r"\A.*?(?:</think(?:ing)?>|\Z)", "", text, count=1, flags=re.DOTALL)
     text = text.rstrip()[-LONGEST:].replace("\r\n", "\n")
@@ -213,10 +215,10 @@ def cleaned(text: str, thinking: bool) -> str:
 class Mark:
     """A place where an answer is cut."""
 
-    start: int  # here ends the piece before it
-    end: int  # here begins the piece behind it
-    kind: str  # of that piece: "python" (by its tag), "plain", "other", "thought", "answer"
-    own_line: bool = False  # a fence with nothing before it in its line
+    start: int  # the piece before the mark ends here
+    end: int  # the piece after it begins here
+    after: str  # what that piece is: "python" (by its tag), "plain", "other", "thought", "answer"
+    own_line: bool = False  # a fence that has a line of its own
 
 
 def marks_of(text: str) -> list[Mark]:
@@ -226,23 +228,23 @@ def marks_of(text: str) -> list[Mark]:
         if match.start() < marks[-1].end:
             continue  # a part of the last fence's tag
         if match["thought"]:
-            kind = "answer" if match["thought"].startswith("</") else "thought"
-            marks.append(Mark(match.start(), match.end(), kind))
+            after = "answer" if match["thought"].startswith("</") else "thought"
+            marks.append(Mark(match.start(), match.end(), after))
         else:
             line = text[match.end() :].partition("\n")[0]
-            kind, rest = read_tag(line)
-            end = match.end() + len(line) - len(rest)
-            marks.append(Mark(match.start(), end, kind, match["own_line"] is not None))
+            after, code = read_tag(line)
+            end = match.end() + len(line) - len(code)
+            marks.append(Mark(match.start(), end, after, match["own_line"] is not None))
     return [*marks, Mark(len(text), len(text), "plain")]
 
 
 def read_tag(line: str) -> tuple[str, str]:
-    """What stands behind a fence in its line: the kind of the piece, and code that begins there.
+    """What follows a fence in its line: the kind of the piece after it, and code that begins there.
 
     >>> read_tag("python"), read_tag("py x = 1"), read_tag("x = 1"), read_tag("bash"), read_tag("")
     (('python', ''), ('python', 'x = 1'), ('plain', 'x = 1'), ('other', ''), ('plain', ''))
     """
-    tag = re.match(PYTHON, line, re.IGNORECASE)
+    tag = re.match(TAG, line, re.IGNORECASE)
     rest = line[tag.end() :].lstrip(" \t") if tag else line
     is_code = re.match(CODE, rest, re.IGNORECASE)
     kind = "other" if rest and not is_code else "plain"
@@ -252,10 +254,11 @@ def read_tag(line: str) -> tuple[str, str]:
 def pieces(text: str) -> list[tuple[str, bool]]:
     """What stands between two marks, and whether the first of them is a fence tagged as Python.
 
-    "Try ```python f = 1 ``` or this" has two: "Try", and "f = 1", which is tagged. What stands
-    behind a fence in its line is a tag. Prose is a piece, too, but seldom defines a wanted name.
-    A string in a program may hold marks. So a piece ends at the first mark up to which it parses;
-    fences on their own line are tried first. If none parses, it ends at the next mark.
+    "Try ```python f = 1 ``` or this" has two: "Try", and "f = 1", which is tagged. ("or this"
+    counts as the tag of another language.) Prose is a piece, too, but seldom defines a wanted name.
+
+    A program may hold a fence in a string, as in `s = "```"`. So a piece ends at the first mark at
+    which it parses; fences on a line of their own are tried first. If none does, at the next mark.
     """
     marks = marks_of(text)[:50]  # the bounds 50 and 10: each try compiles
     found, in_thought = [], False
@@ -269,16 +272,16 @@ def pieces(text: str) -> list[tuple[str, bool]]:
                 break
         marks = marks[marks.index(closing) :]  # it opens the next piece
 
-        if opening.kind in ("thought", "answer"):  # what came before is not the answer
+        if opening.after in ("thought", "answer"):  # what came before is not the answer
             found = []
-            in_thought = opening.kind == "thought"
-        if opening.kind != "other":
-            found.append((text[opening.end : closing.start], opening.kind == "python"))
+            in_thought = opening.after == "thought"
+        if opening.after != "other":
+            found.append((text[opening.end : closing.start], opening.after == "python"))
     return [] if in_thought else found
 
 
 def dedented(piece: str) -> tuple[str, bool]:
-    """A piece without its indentation, and whether it parses. As it is, if it does not."""
+    """A piece without its indentation and True, if so it parses; else the piece and False."""
     lines = piece.strip("\n").split("\n")
     indents = [len(line) - len(line.lstrip()) for line in lines if line.strip()] or [0]
     # Try the smallest indentation, then that of the first line: a string may begin left of it.
