@@ -306,7 +306,7 @@ def test_a_whole_run_on_the_command_line(base, tmp_path, monkeypatch, capsys):
     assert json.loads((tmp_path / "grpo" / "metrics.jsonl").read_text())["programs"] == 6
     # A log that somebody changed costs a run nothing but its drawing.
     said = capsys.readouterr().out
-    assert said.count("Not shown, since a log holds what this run did not write: ") == 1
+    assert said.count("The run is whole, but its logs cannot be shown: ") == 1
     for text in ("After 1 steps", "the curves", "Everything is in grpo"):
         assert text in said
 
