@@ -18,6 +18,7 @@ import gzip
 import json
 import math
 import random
+import re
 import warnings
 import zlib
 from collections import Counter
@@ -163,7 +164,17 @@ def check(problem: Problem) -> None:
                 pass
             case _:
                 raise ValueError(f"a test is {test!r:.60}, expected {TESTS[problem.kind]}")
+    check_entry_point(problem)
     json.dumps(asdict(problem), ensure_ascii=False).encode()  # raises if a text is not UTF-8
+
+
+def check_entry_point(problem: Problem) -> None:
+    """ValueError if no test names the entry point: a mistyped one would make all answers wrong."""
+    name = problem.entry_point.rpartition(".")[2]
+    if problem.kind == "assert" and name:
+        text = "\n".join(problem.tests)  # the check(candidate) of HumanEval names no function
+        if not re.search(rf"\b{re.escape(name)}\b|\bdef check\(", text):
+            raise ValueError(f"entry_point is {problem.entry_point!r:.60}, which no test uses")
 
 
 def distinct(problems: list) -> list:

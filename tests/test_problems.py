@@ -92,6 +92,7 @@ BAD_ROWS = [
     (row(id="b", tests=[{"input": "1"}]), "row 2 (b)", "expected a text of Python"),
     (row(id="b", public_tests="assert inc(1)"), "row 2 (b)", "public_tests is"),
     (row(id="b", kind="essay"), "row 2 (b)", "kind is 'essay'"),
+    (row(id="b", entry_point="icn"), "row 2 (b)", "entry_point is 'icn', which no test uses"),
     (row(id="b", tests=["assert inc(("]), "row 2 (b)", "was never closed"),
     (row(id="b", tests=["assert inc(1) == \x00"]), "row 2 (b)", "null bytes"),
     (row(id="b", tests=["(" * 200_000]), "row 2 (b)", "too many nested parentheses"),
@@ -267,7 +268,7 @@ def test_what_cannot_be_scored_is_left_out_and_what_may_change_is_asked_again(
                 results[i] = verdict([], "No module named 'far'", "unscorable")
         return results
 
-    void = row(id="void", tests=["assert True"], reference=reference)
+    void = row(id="void", tests=["assert True or inc(1)"], reference=reference)
     path = write(tmp_path, void, row(), row(id="far", reference=reference))
     reasons = [("row 1 (void)", "a program that does nothing passes its tests")]
     load_problems(path, execute=execute, cache=tmp_path)
