@@ -2,7 +2,6 @@
 
 import collections
 import json
-import math
 import socket
 import sys
 from functools import partial
@@ -12,13 +11,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from support.wire import Wire, contents, receive, send
+from support.wire import Wire, receive, send
 
 Pair = collections.namedtuple("Pair", "left right")
 keys = st.integers() | st.text(max_size=5) | st.tuples(st.integers(), st.booleans())
 numbers = st.integers() | st.integers(min_value=2**62) | st.floats(allow_nan=False)
 ranges = st.builds(range, st.integers(), st.integers(), st.integers(min_value=1))
-leaves = st.none() | st.booleans() | numbers | ranges | st.text() | st.binary()
+others = st.sampled_from([np.int64(1), np.float64(1), np.bool_(True), 1j])
+leaves = st.none() | st.booleans() | numbers | ranges | st.text() | st.binary() | others
 
 
 def containers(inner):
@@ -80,26 +80,14 @@ def test_what_one_side_changes_the_other_side_sees(rows, draw):
         assert theirs == mine and theirs[-1] is theirs[place]
 
 
-@pytest.mark.parametrize(
-    "x, change",
-    [
-        ([3, 1], lambda x: x.sort()),
-        ({"a": 1}, lambda x: x.pop("a")),
-        ({1}, lambda x: x.add(2)),
-        (bytearray(b"ab"), lambda x: x.extend(b"c")),
-        (collections.deque([1, 2], 2), lambda x: x.append(3)),
-        (collections.Counter("ab"), lambda x: x.update("a")),
-        (collections.OrderedDict(a=1, b=2), lambda x: x.move_to_end("a")),
-        (collections.defaultdict(list), lambda x: x["a"].append(1)),
-        (np.zeros((2, 2)), lambda x: x.fill(7)),
-    ],
-)
-def test_each_container_is_changed_in_place(x, change):
+def test_an_array_is_changed_in_place():
+    """As all containers are: tests/cases/arguments.jsonl has the others."""
     one, other = ends()
-    (y,) = other.read(one.write(x))
-    change(y)
+    array = np.zeros((2, 2))
+    (copy,) = other.read(one.write(array))
+    copy.fill(7)
     one.read(other.write())
-    assert type(x) is type(y) and contents(x) == contents(y) and str(x) == str(y)
+    assert array.tolist() == [[7, 7], [7, 7]]
 
 
 def test_only_what_changed_is_told():
@@ -110,14 +98,6 @@ def test_only_what_changed_is_told():
     # What is gone, what changed (number 1 is [2, 3] now), then the values: the same number 0.
     assert json.loads(one.write(a)) == [[], [[1, [2, 3]]], ["same", 0]]
     assert json.loads(one.write(5)) == [[], [], 5]
-
-
-def test_a_value_may_contain_itself():
-    one, other = ends()
-    x = [1, {}]
-    x[1]["me"] = x
-    (y,) = other.read(one.write(x))
-    assert y[1]["me"] is y
 
 
 def test_equal_named_tuples_have_one_class():
@@ -141,8 +121,7 @@ def test_values_nest_to_a_depth_that_both_sides_know(kind, request):
     for _ in range(1000):
         deep = kind(deep)
     (copy,) = other.read(one.write(deep))
-    copy = Wire(Shared()).write(copy)
-    assert copy == Wire(Shared()).write(deep)
+    assert Wire(Shared()).write(copy) == Wire(Shared()).write(deep)
     with pytest.raises(ValueError, match="nested too deeply"):
         Wire().write(deep)  # the trainer, with all its threads, keeps its limit
     for _ in range(10_000):
@@ -177,16 +156,6 @@ def test_what_is_gone_is_a_new_object_when_it_comes_again():
     assert y == [1, 2] and not one.objects and not other.objects
     (z,) = other.read(one.write(x))
     assert z == [1, 2] and z is not y
-
-
-def test_types_that_compare_equal_stay_apart():
-    one, other = ends()
-    for x in (np.int64(1), np.bool_(True), np.float64(1), np.array([1]), Pair(1, 1), 1j, math.nan):
-        (y,) = other.read(one.write(x))
-        assert type(y).__name__ == type(x).__name__ and str(y) == str(x)
-    views = other.read(one.write({1: 2}.keys(), {1: 2}.values(), {1: 2}.items()))
-    assert [type(view) for view in views] == [type({}.keys()), type({}.values()), type({}.items())]
-    assert [list(view) for view in views] == [[1], [2], [(1, 2)]]
 
 
 def test_a_forged_message_raises_an_exception():
