@@ -3,7 +3,6 @@
 The programs run without namespaces, so that each rule stands alone.
 """
 
-import errno
 import os
 import re
 import struct
@@ -90,36 +89,20 @@ def test_without_namespaces_no_file_outside_is_changed(tmp_path):
         f"os.chown({name}, 1, 1)",
         "os.utime('..', (5, 5))",
         "os.chmod(os.open(os.path.dirname(os.__file__), os.O_RDONLY), 0o755)",
-        "os.open('mine', os.O_WRONLY | os.O_CREAT | os.O_TRUNC)",
     )
-    assert confined(tmp_path, program) == ["no"] * 7 + ["yes"]
+    assert confined(tmp_path, program) == ["no"] * 7
     after = outside.stat()
     assert (after.st_size, after.st_mode, after.st_mtime) == (10, before.st_mode, before.st_mtime)
 
 
-def test_no_memory_and_no_messages_outlive_a_program(tmp_path):
-    calls = {"shmget": "0, 100, 0o1666", "semget": "0, 1, 0o1666", "msgget": "0, 0o1666"}
-    calls |= {"memfd_create": "b'x', 0", "mq_open": "b'x', 0o100, 0o600, 0"}
-    numbers = re.findall(r"(\w+) (\d+) (\d+|-)", syscalls.DENIED)
-    number = {name: pair[syscalls.MACHINES[os.uname().machine][0]] for name, *pair in numbers}
-    lines = [
-        f"print(libc.syscall({number[name]}, {values}), ctypes.get_errno())"
-        for name, values in calls.items()
-    ]
-    assert confined(tmp_path, "\n".join(lines)) == ["-1", str(errno.EPERM)] * 5
-
-
 def test_files_are_seen_in_the_own_folder_only(tmp_path):
-    outside = tmp_path / "outside"
-    secret = tmp_path / "secret"
-    secret.write_text("x")
     program = attempts(
         "open('mine', 'w').close()",
         "open(os.devnull, 'w').close()",
         "os.listdir(os.path.dirname(os.__file__))",
-        f"open({str(outside)!r}, 'w').close()",
-        f"os.mkdir({str(outside)!r})",
-        f"open({str(secret)!r}).close()",
+        f"open({str(tmp_path / 'file')!r}, 'w').close()",
+        f"os.mkdir({str(tmp_path / 'folder')!r})",
+        "open('/etc/passwd').close()",
     )
     has_landlock = confine.LIBRARY.syscall(444, None, 0, 1) >= 1  # landlock_create_ruleset
     answer = "no" if has_landlock else "yes"
@@ -138,21 +121,17 @@ def test_limits_cannot_be_raised(tmp_path):
     assert confined(tmp_path, program, timeout=2.5) == ["True"] * 4 + ["3"]
 
 
-def filter_lines(isolated):
-    """(operation, lines to skip if so, lines to skip if not, value) of each line of the filter."""
-    code = bytes(syscalls.system_call_filter(isolated))
-    return list(struct.iter_unpack("<HBBI", code[: len(code) // 8 * 8]))
-
-
-@pytest.mark.parametrize(
-    "isolated, text",
-    [(True, syscalls.DENIED), (False, syscalls.DENIED + syscalls.DENIED_PLAIN)],
-)
-def test_the_filter_has_all_calls_of_its_tables(isolated, text):
+@pytest.mark.parametrize("isolated", [True, False])
+def test_the_filter_has_all_calls_of_its_tables(isolated):
+    text = syscalls.DENIED if isolated else syscalls.DENIED + syscalls.DENIED_PLAIN
     column = {"x86_64": -2, "aarch64": -1}[os.uname().machine]
     calls = [part.split() for part in re.split("[,:\n]", text) if re.search(r"\d ", part)]
-    assert {"fork", "ptrace", "connect", "execve", "kill"} <= {name for name, *_ in calls}
-    lines = filter_lines(isolated)
+    names = {name for name, *_ in calls}
+    assert {"fork", "ptrace", "connect", "execve", "kill"} <= names
+    assert {"memfd_create", "shmget", "semget", "msgget", "mq_open"} <= names  # outlive a program
+    code = bytes(syscalls.system_call_filter(isolated))
+    # Each line: operation, lines to skip if it is so, lines to skip if not, value.
+    lines = list(struct.iter_unpack("<HBBI", code[: len(code) // 8 * 8]))
     fails = (6, 0, 0, 0x50001)  # ends with: the call fails with error 1, EPERM
     found = [line[3] for line, after in zip(lines, lines[1:], strict=False) if after == fails]
     wanted = [int(words[column]) for words in calls if words[column] != "-"]
@@ -162,7 +141,7 @@ def test_the_filter_has_all_calls_of_its_tables(isolated, text):
             assert place + max(if_so, if_not) < len(lines) - 1
 
 
-def test_remove_follows_no_link_and_needs_no_right(tmp_path):
+def test_remove_follows_no_link_and_needs_no_right(tmp_path, monkeypatch):
     kept = tmp_path / "kept"
     kept.mkdir()
     (kept / "file").write_text("x")
@@ -170,13 +149,11 @@ def test_remove_follows_no_link_and_needs_no_right(tmp_path):
     folder.mkdir()
     (folder / "link").symlink_to(kept)
     os.mkfifo(folder / "fifo")
-    deep = os.open(folder, os.O_RDONLY)
+    monkeypatch.chdir(folder)
     for _ in range(250):  # longer than any path may be
-        os.mkdir("d" * 20, dir_fd=deep)
-        inner = os.open("d" * 20, os.O_RDONLY, dir_fd=deep)
-        os.close(deep)
-        deep = inner
-    os.close(deep)
+        os.mkdir("d" * 20)
+        os.chdir("d" * 20)
+    monkeypatch.undo()
     (folder / "locked").mkdir(0o000)
     (folder / "outer" / "locked").mkdir(0o000, parents=True)
     confine.remove(str(folder))
