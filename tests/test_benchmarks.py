@@ -268,17 +268,10 @@ def test_a_date_window_includes_its_ends_and_reads_datetimes(monkeypatch):
 
 def test_a_row_without_a_date_is_named_where_a_window_is_asked_for(tmp_path, capsys):
     undated = {name: value for name, value in LIVE.items() if name != "contest_date"}
-    assert len(load(tmp_path, undated, LIVE)) == 2
+    assert len(load(tmp_path, undated, LIVE | {"contest_date": "May 2024"})) == 2
     assert len(load(tmp_path, undated, LIVE, start_date="2025-01-01")) == 1
     reason = "the field 'contest_date' is missing"
     assert left_out(capsys.readouterr().err) == [("row 1 (abc999_a)", reason)]
-
-
-def test_a_date_in_another_format_hides_no_row(tmp_path, capsys):
-    row = {"id": "a", "prompt": "p", "tests": ["assert f()"]}
-    assert len(load(tmp_path, row, row | {"contest_date": "May 2024"})) == 1
-    [(where, why)] = left_out(capsys.readouterr().err)
-    assert where == "row 2 (a)" and why.startswith("unknown field contest_date")
 
 
 def test_kodcode_has_no_public_tests_and_says_so(tmp_path, capsys):
@@ -289,21 +282,15 @@ def test_kodcode_has_no_public_tests_and_says_so(tmp_path, capsys):
 
 
 def test_kodcode_style_complete_names_classes_and_functions_that_the_tests_use(tmp_path):
-    test = "def test_stack():\n    s = Stack()\n    fill(s)\n    assert s.items == [1]\n"
-    solution = "class Stack:\n    items = []\ndef unused():\n    pass\n"
-    solution += "def fill(s):\n    s.items.append(1)"
+    test = "def test_stack():\n    s = Stack()\n    fill(s)\n    assert s.items == [pi]\n"
+    solution = "from math import pi\nclass Stack:\n    items = []\ndef unused():\n    pass\n"
+    solution += "def fill(s):\n    s.items.append(pi)"
     question = {"style": "complete", "question": "def fill(s):\n    'Fill it.'"}
     row = {"question_id": "C", **question, "solution": solution, "test_code": test}
     [problem] = load(tmp_path, row, execute=run_many)
-    assert problem.tests == [test] and "`Stack`, `fill`" in problem.prompt
-    assert "unused" not in problem.prompt and "```python\ndef fill(s):" in problem.prompt
-
-
-def test_kodcode_asks_for_functions_and_not_for_the_imports_of_the_solution(tmp_path):
-    solution = "import math\n\ndef area(r):\n    return math.pi * r * r"
-    row = KODCODE | {"solution": solution, "test": "def test_area():\n    assert area(0) == 0"}
-    [problem] = load(tmp_path, row)
-    assert problem.entry_point == "area" and "must define `area`." in problem.prompt
+    assert problem.tests == [test] and problem.entry_point == "Stack"
+    assert "must define `Stack`, `fill`." in problem.prompt  # not what it imports, nor `unused`
+    assert "```python\ndef fill(s):" in problem.prompt
 
 
 UNREAD = [
@@ -347,16 +334,13 @@ def test_the_hub_out_of_reach_and_wrong_names_get_one_sentence(monkeypatch):
         raise ConnectionError("no route\nto the hub")
 
     monkeypatch.setattr("datasets.load_dataset", offline)
-    for how, sentence in (
-        ({"source": "humaneval"}, r"cannot load humaneval from openai.*local JSON file"),
-        (
-            {"source": "livecodebench", "version": "v9"},
-            "livecodebench has no version 'v9': expected v1, ",
-        ),
-        ({"source": "livecodebench", "start_date": "January"}, "'January' is no date"),
+    for source, how, sentence in (
+        ("humaneval", {}, r"cannot load humaneval from openai.*local JSON file"),
+        ("livecodebench", {"version": "v9"}, "livecodebench has no version 'v9': expected v1, "),
+        ("livecodebench", {"start_date": "January"}, "'January' is no date"),
     ):
         with pytest.raises(ValueError, match=f"^.*{sentence}.*$"):
-            load_problems(**how)
+            load_problems(source, **how)
 
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
