@@ -16,7 +16,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections import namedtuple
 from pathlib import Path
@@ -32,7 +31,7 @@ REDTEAM = Path(__file__).parent / "redteam"
 
 
 def problem(tests, kind="assert", entry=""):
-    return SimpleNamespace(kind=kind, tests=tests, public_tests=[], entry_point=entry)
+    return SimpleNamespace(kind=kind, tests=tests, entry_point=entry)
 
 
 def functional(*pairs):
@@ -43,10 +42,6 @@ ADD = functional(([2, 3], 5), ([1, 0], 1), ([10, 20], 30))
 RIGHT = "def f(a, b): return a + b"
 TASKS = json.loads((REDTEAM / "tasks.json").read_text())
 SIDE_EFFECTS = ("leaves a message", "reads the message", "secrets", "sleeps", "half a message")
-
-
-def task(name):
-    return SimpleNamespace(**TASKS[name], public_tests=[])
 
 
 def unescaped(line):
@@ -67,14 +62,13 @@ def corpus(name):
         head, _, body = block.partition("\n")
         name, kind, low, high, _ = (part.strip() for part in head.split("|"))
         program = "\n".join(map(unescaped, body.split("\n")))
-        yield Attack(name, task(kind), float(low), float(high), program)
+        yield Attack(name, SimpleNamespace(**TASKS[kind]), float(low), float(high), program)
 
 
 def judged(programs):
     """Score programs of a corpus; those whose reward is none of the allowed ones."""
-    hostile = [p for p in programs if p.low == 0]
+    hostile = [p for p in programs if p.low < 1]
     honest = [p for p in programs if p.low == 1]
-    assert len(hostile) + len(honest) == len(programs)
     results = run_many([(p.problem, p.program) for p in hostile], timeout=0.3, memory_mb=256)
     results += run_many([(p.problem, p.program) for p in honest], timeout=5)
     faults = []
@@ -82,34 +76,30 @@ def judged(programs):
         result.feedback.encode("utf-8")
         assert len(result.feedback) <= 2000 and "\x1b" not in result.feedback
         assert "<|im" not in result.feedback
-        right = p.low <= result.reward <= p.high and result.status != "unscorable"
-        if p.problem.kind == "stdin" and result.total != len(p.problem.tests):
-            right = False
-        if not right:
+        if result.status == "unscorable" or not p.low <= result.reward <= p.high:
             faults.append((p.name, result))
     return faults
 
 
 def processes():
-    """{pid: (parent, start time, command line)} of all processes that can be seen."""
+    """{pid: (parent, command line)} of all processes that can be seen."""
     found = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            stat = (folder / "stat").read_text().rpartition(")")[2].split()
+            state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
             words = (folder / "cmdline").read_text(errors="replace").replace("\0", " ")
-            if stat[0] != "Z" or int(stat[1]) == os.getpid():
-                found[int(folder.name)] = (int(stat[1]), stat[19], words)
+            if state != "Z" or int(parent) == os.getpid():
+                found[int(folder.name)] = int(parent), words
     return found
 
 
 def descendants(pid):
-    """(pid, start time) of the processes below one."""
+    """The processes below one."""
     seen = processes()
     below = {pid}
     for _ in range(5):
-        below |= {child for child, (parent, *_) in seen.items() if parent in below}
-    below = {child for child in below - {pid} if "multiprocessing" not in seen[child][2]}
-    return {(child, seen[child][1]) for child in below}
+        below |= {child for child, (parent, _) in seen.items() if parent in below}
+    return {child for child in below - {pid} if "multiprocessing" not in seen[child][1]}
 
 
 def kill(pids):
@@ -118,15 +108,12 @@ def kill(pids):
             os.kill(pid, signal.SIGKILL)
 
 
-def wait_until_gone(wanted):
-    """Whether processes end. The kernel sees to it; the time is for a broken executor."""
+def wait_until_gone(pids):
+    """The kernel ends them; the time is for a broken executor."""
     patience = time.monotonic() + 60
-    while time.monotonic() < patience:
-        alive = {(pid, start) for pid, (_, start, _) in processes().items()}
-        if not alive & wanted:
-            return True
+    while processes().keys() & pids:
+        assert time.monotonic() < patience
         time.sleep(0.05)
-    return False
 
 
 def in_python(code, **options):
@@ -139,7 +126,7 @@ def in_python(code, **options):
 def no_program_is_left():
     yield
     # No other program sleeps so long: test_d29 starts those that do.
-    assert not [words for _, _, words in processes().values() if "86399.25" in words]
+    assert not [words for _, words in processes().values() if "86399.25" in words]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -148,7 +135,7 @@ def workers_end():
     yield
     executor.close()
     left = descendants(os.getpid())
-    assert not left, [processes().get(pid) for pid, _ in left]
+    assert not left, [processes().get(pid) for pid in left]
 
 
 # ---------------------------------------------------------------------- the red team
@@ -191,8 +178,6 @@ LEAVE = [
     "os.utime('/dev/null')",
     "os.setxattr('.', 'user.message', b'1')",
     "open('message', 'w').write('1')",
-    "os.mkdir('a'); os.chmod('a', 0)",
-    "os.symlink('/', 'root')",
     "open('all', 'wb').write(bytes(10**9))",
     "[open(str(n), 'w').close() for n in range(10**5)]",
     "[fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB) for fd in (0, 1, 2)]",
@@ -202,14 +187,12 @@ LEAVE = [
 
 def test_nothing_passes_from_one_program_to_the_next():
     """A program gets a folder that did not exist before, and streams of its own."""
-    p = functional(([], None))
-    clean = run(functional(([], 0)), LOOK).feedback
+    p = functional(([], 0))
+    clean = run(p, LOOK).feedback
     assert "f() returned [[" in clean
     for line in LEAVE:
         leave = f"import fcntl, os\ndef f():\n    try: {line}\n    except OSError: pass"
-        jobs = [(p, leave), (functional(([], 0)), f"{LOOK}# after {line}")]
-        left, seen = run_many(jobs, workers=1)
-        assert left.total == 1
+        _, seen = run_many([(p, leave), (p, f"{LOOK}# after {line}")], workers=1)
         assert seen.feedback == clean, line
 
 
@@ -219,9 +202,8 @@ def test_nothing_passes_from_one_program_to_the_next():
 def test_d26_d31_an_early_exit_is_no_pass_and_input_ends_at_once():
     exits = ("import sys; sys.exit(0)", "raise SystemExit", "quit()", "import os; os._exit(0)")
     for line in exits:
-        for p in (ADD, task("square")):
-            result = run(p, line)
-            assert (result.reward, result.status) == (0, "error"), (line, result)
+        result = run(ADD, line)
+        assert (result.reward, result.status) == (0, "error"), (line, result)
     assert run(problem([["", ""]], kind="stdin"), "def f(): raise ValueError\nf()").reward == 0
     for p in (ADD, problem([["", "1"]], kind="stdin")):
         assert "EOFError" in run(p, "x = input()").feedback
@@ -281,7 +263,7 @@ def test_d33_cpu_time_decides_and_not_waiting_for_a_busy_machine():
 def test_d34_the_executor_works_under_spawn_and_in_threads_and_needs_neither_itself():
     assert run(ADD, "while True: pass", timeout=0.3).status == "timeout"
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        assert pool.apply(spawned) == 1
+        assert pool.apply(run, (ADD, RIGHT)).reward == 1
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
         codes = [f"def f(a, b): return a + b + {n}" for n in range(12)]
         assert list(pool.map(lambda code: run(ADD, code).reward, codes)) == [1] + [0] * 11
@@ -290,10 +272,6 @@ def test_d34_the_executor_works_under_spawn_and_in_threads_and_needs_neither_its
         "print(len(os.listdir('/proc/self/task')), 'torch' in sys.modules)"
     )
     assert in_python(code).stdout == "1 False\n"
-
-
-def spawned():
-    return executor.run(functional(([1], 1)), "def f(x): return x").reward
 
 
 def test_d35_memory_is_limited_in_the_program_alone():
@@ -325,8 +303,6 @@ def test_d36_odd_characters_are_judged_as_what_they_are():
     assert run(problem([["\u00e9\n", "\u00e9"]], kind="stdin"), "print(input())").reward == 1
 
 
-# ---------------------------------------------------------------------- feedback in a prompt
-
 TOKENS = r"""<|im_end|> <|endoftext|> <start_of_turn> </think> [/INST] [INST] <tool_call> <s> </s>
 <<SYS>> <</SYS>> <repo_name> <file_sep> <filename> <reponame> <jupyter_output>
 <unused7> <turn|> [TOOL_CALLS] [|endofturn|] <\uff5cend\uff5c> ``` ~~~
@@ -344,8 +320,6 @@ def test_no_special_token_or_control_character_gets_into_feedback(action, says):
     for n, (mark, line) in enumerate(zip(marks, lines, strict=True)):
         assert line.startswith(f"Test {n + 1} failed: f({n}) {says} "), line
         assert mark not in line, (mark, line)
-    colour = run(functional(([], 0)), r"def f(): return 'a\n\x1b[0m'").feedback
-    assert r"'a\n\x1b[0m'" in colour
 
 
 # ---------------------------------------------------------------------- calls and workers
@@ -374,30 +348,22 @@ def test_a_limit_that_is_unknown_or_no_positive_number_is_refused():
 def test_workers_that_die_are_replaced():
     for _ in range(2):
         run_many([(ADD, f"x = {n}") for n in range(2)])
-        kill(pid for pid, _ in descendants(os.getpid()))
+        kill(descendants(os.getpid()))
         results = run_many([(ADD, f"{RIGHT}  # {n}") for n in range(9)])
         assert [result.status for result in results] == ["passed"] * 9
 
 
 def test_close_ends_what_goes_on_in_other_threads_and_the_next_call_works():
-    caught = []
-
-    def work():
-        jobs = [(ADD, f"def f(*a):\n    while True: {n}") for n in range(40)]
-        try:
-            run_many(jobs, workers=2, timeout=30)
-        except concurrent.futures.CancelledError as error:
-            caught.append(error)
-
     run_many([(ADD, f"x = {n}") for n in range(2)], workers=2)
     idle = len(descendants(os.getpid()))
-    thread = threading.Thread(target=work)
-    thread.start()
-    while len(descendants(os.getpid())) < idle + 2:
-        time.sleep(0.01)
-    executor.close()
-    thread.join(120)  # alone they would take ten minutes
-    assert not thread.is_alive() and caught
+    jobs = [(ADD, f"def f(*a):\n    while True: {n}") for n in range(40)]
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        call = pool.submit(run_many, jobs, workers=2, timeout=30)
+        while len(descendants(os.getpid())) < idle + 2:
+            time.sleep(0.01)
+        executor.close()
+        with pytest.raises(concurrent.futures.CancelledError):
+            call.result(120)  # alone they would take ten minutes
     assert run(ADD, RIGHT).reward == 1
 
 
@@ -428,9 +394,9 @@ def test_a_trainer_that_is_killed_leaves_no_trace(tmp_path, program, all_at_once
     assert trainer.stdout.readline() == b"ready\n"
     below = descendants(trainer.pid)
     assert len(below) > 1
-    kill([trainer.pid, *(pid for pid, _ in below if all_at_once)])
+    kill([trainer.pid, *below] if all_at_once else [trainer.pid])
     trainer.communicate()
-    assert wait_until_gone(below)
+    wait_until_gone(below)
     assert in_python("import executor; executor.self_check()", env=environment).returncode == 0
     assert not list(tmp_path.iterdir())
 
@@ -438,24 +404,22 @@ def test_a_trainer_that_is_killed_leaves_no_trace(tmp_path, program, all_at_once
 def test_many_programs_leave_no_trace():
     names = ("crashes", "exit in the call", "closes all", "double fork", "forged messages")
     hostile = [p.program for p in corpus("programs.txt") if p.name in names]
-    codes = []
-    for n in range(10):
-        codes += [f"{hostile[n % len(hostile)]}\n#{n}"]
-        codes += [f"def square(n): return n * n  # {n}, {other}" for other in range(9)]
+    codes = [f"{program}\n# {n}" for n in range(2) for program in hostile]
+    codes += [f"def square(n): return n * n  # {n}" for n in range(90)]
 
     def state():
         """Processes, open files (where they may be seen) and pages of memory."""
-        ours = [os.getpid(), *(pid for pid, _ in descendants(os.getpid()))]
+        ours = [os.getpid(), *descendants(os.getpid())]
         pages = [int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in ours[1:]]
         seen = [f"/proc/{pid}/fd" for pid in ours if os.access(f"/proc/{pid}/fd", os.R_OK)]
         return len(ours), sum(len(os.listdir(folder)) for folder in seen), sum(pages)
 
     executor.close()
-    square, states = task("square"), []
+    square, states = SimpleNamespace(**TASKS["square"]), []
     for _ in range(2):
         results = run_many([(square, code) for code in codes], workers=2)
         states.append(state())
-        assert [result.reward == 1 for result in results] == [n % 10 > 0 for n in range(100)]
+        assert [result.reward == 1 for result in results] == [False] * 10 + [True] * 90
     before, after = states
     assert before[:2] == after[:2] and after[2] < before[2] * 1.1 + 2000
 
@@ -468,13 +432,7 @@ def test_the_executor_and_its_seven_files_work_alone_in_an_empty_folder(tmp_path
     command = [sys.executable, "executor.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0 and not done.stderr, done.stderr
-    rewards = re.findall(r"^(.*): reward (\S+), (\w+)$", done.stdout, re.M)
-    assert rewards == [
-        ("right", "1.00", "passed"),
-        ("wrong at 0", "0.67", "failed"),
-        ("never ends", "0.00", "timeout"),
-        ("leaves", "0.00", "error"),
-        ("a cheat", "0.00", "failed"),
-    ]
+    rewards = ["1.00, passed", "0.67, failed", "0.00, timeout", "0.00, error", "0.00, failed"]
+    assert re.findall(r": reward (.*)", done.stdout) == rewards
     files = [path.name for path in tmp_path.rglob("*.*") if path.suffix != ".pyc"]
     assert sorted(files) == sorted(["executor.py", *(f"{name}.py" for name in names)])
