@@ -24,15 +24,11 @@ RANDOM = settings(max_examples=8, phases=[Phase.generate])
 
 
 def problem(tests, kind="assert", entry="", public=(), **more):
-    fields = {"kind": kind, "tests": tests, "public_tests": list(public), "entry_point": entry}
-    return SimpleNamespace(**fields, **more)
+    return SimpleNamespace(kind=kind, tests=tests, public_tests=public, entry_point=entry, **more)
 
 
 def functional(*pairs, entry="f", **more):
     return problem([list(pair) for pair in pairs], kind="functional", entry=entry, **more)
-
-
-# ---------------------------------------------------------------------- as pytest
 
 
 @pytest.mark.parametrize("name", ["arguments", "types", "styles", "objects", "test_files"])
@@ -146,35 +142,28 @@ shapes = st.tuples(
 @given(st.lists(shapes, min_size=10, max_size=10))
 def test_arguments_and_identity_are_pythons(shapes):
     """What a program changes in its arguments, and which of them its value is or holds."""
-    jobs = []
+    jobs, wanted = [], []
     for start, call, steps, value in shapes:
         lines = ["def f(x, y):"]
         for step in steps:
             lines += ["    try:", f"        {step}", "    except Exception: pass"]
         program = "\n".join([*lines, f"    return {value} if x else None"])
+        change = "if type(r) is list: r.append(0)"
         space: dict = {}
-        exec(f"{program}\n{start}\n{call}", space)
-        test = [start, call, *(f"assert {look}" for look in parts(LOOKS))]
-        for more in ("", "if type(r) is list: r.append(0)"):
-            exec(more, space)
-            test += [more, *(f"assert repr({name}) == {repr(space[name])!r}" for name in "abr")]
+        exec(f"{program}\n{start}\n{call}\n{change}", space)
+        test = [start, call, change, *(f"assert {look}" for look in parts(LOOKS))]
+        test += [f"assert repr({name}) == {repr(space[name])!r}" for name in "abr"]
+        wanted.append([holds(look, space) for look in parts(LOOKS)] + [True] * 3)
         jobs.append((problem(["\n".join(test)], entry="f"), program))
-    for (p, program), result in zip(jobs, run_many(jobs), strict=True):
-        wanted = plain_asserts(p.tests[0], program)
-        assert result.tests == wanted, f"{p.tests[0]}\n\n{program}\n{wanted}\n{result}"
+    for (p, program), right, result in zip(jobs, wanted, run_many(jobs), strict=True):
+        assert result.tests == right, f"{p.tests[0]}\n\n{program}\n{right}\n{result}"
 
 
-def plain_asserts(test, program):
-    """Which asserts of a test hold in plain Python; each line is a statement."""
-    space, held = {}, []
-    exec(program, space)
-    for line in test.split("\n"):
-        try:
-            exec(line, space)
-            held.append((line, True))
-        except Exception:
-            held.append((line, False))
-    return [outcome for line, outcome in held if line.startswith("assert")]
+def holds(look, space):
+    try:
+        return eval(look, space)
+    except Exception:
+        return False
 
 
 # ---------------------------------------------------------------------- what a test is
@@ -211,10 +200,6 @@ def test_a_side_waits_for_the_call_where_it_must():
     assert run(p, "def f(x): return x").reward == 1
 
 
-ENDS = ["1 / 0", "os._exit(0)", "exec('while True: pass')"]
-ROWS = "import pytest\n@pytest.mark.parametrize('n', range(5))\ndef test_a(n):\n    "
-
-
 def test_what_breaks_off_fails_what_it_did_not_reach():
     text = (
         "def test_a():\n    assert f(1) == 1\n    r = f(2)\n    assert r == 2\n"
@@ -222,41 +207,34 @@ def test_what_breaks_off_fails_what_it_did_not_reach():
     )
     p = problem([text], entry="f")
     assert run(p, "def f(n): return n if n != 2 else 1 / 0").tests == [True, False, True]
-    texts = [ROWS + "r = f(n)\n    assert r == n", ROWS + "assert f(n) == n"]
+
+
+def test_no_test_passes_in_which_the_program_breaks_off_or_ends():
+    """Its end is no exception that a test could expect."""
+    rows = "import pytest\n@pytest.mark.parametrize('n', range(5))\ndef test_a(n):\n    "
+    texts = [rows + "r = f(n)\n    assert r == n", rows + "assert f(n) == n"]
     texts += ["def test_a():\n    assert f(1) == 1\n    f(2)", "assert f(1) == 1\nf(2)"]
-    programs = [f"import os\ndef f(n): return {end} if n > 1 else n" for end in ENDS]
-    jobs = [(problem([text], entry="f"), program) for text in texts for program in programs]
-    for (p, program), result in zip(jobs, run_many(jobs, timeout=0.3), strict=True):
-        assert result.reward == 0, (p.tests, program)
-        assert result.status in ("error", "timeout"), (p.tests, program, result)
-
-
-def test_the_end_of_a_program_is_no_exception_that_a_test_can_expect():
-    texts = [
-        "try:\n    f(1)\nexcept BaseException:\n    pass\nassert True or f(2)",
-        "import pytest\nwith pytest.raises(BaseException):\n    f(1)",
-        "def test_a():\n    try: assert f(1) == 2\n    except BaseException: return",
+    pairs = [(text, "1 / 0") for text in texts]
+    texts += [
+        "try:\n    f(2)\nexcept BaseException:\n    pass\nassert True or f(2)",
+        "import pytest\nwith pytest.raises(BaseException):\n    f(2)",
+        "def test_a():\n    try: assert f(2) == 3\n    except BaseException: return",
     ]
-    programs = [f"import os\ndef f(n): {end}" for end in ["os.abort()", *ENDS[1:]]]
-    jobs = [(problem([text], entry="f"), program) for text in texts for program in programs]
-    for (p, program), result in zip(jobs, run_many(jobs, timeout=0.3), strict=True):
-        assert not any(result.tests), (p.tests, program, result)
-        assert result.status in ("error", "timeout"), (p.tests, program, result)
-
-
-EMPTIES = """
-def f(xs):
-    empty = type(xs)()
-    xs.clear()
-    return empty
-"""
+    for end in ("os.abort()", "os._exit(0)", "exec('while True: pass')"):
+        pairs += [(text, end) for text in texts]
+    program = "import os\ndef f(n): return {} if n > 1 else n"
+    jobs = [(problem([text], entry="f"), program.format(end)) for text, end in pairs]
+    for pair, result in zip(pairs, run_many(jobs, timeout=0.3), strict=True):
+        assert not any(result.tests), pair
+        assert result.status in ("error", "timeout"), (pair, result)
 
 
 def test_emptying_an_argument_buys_nothing():
     """In an assert, the side that does not use the program is evaluated first."""
     lines = (CASES / "emptied.txt").read_text().splitlines()
     problems = [problem([line.replace("\\n", "\n")], entry="f") for line in lines]
-    results = run_many([(p, EMPTIES) for p in problems])
+    program = "def f(xs):\n    empty = type(xs)()\n    xs.clear()\n    return empty"
+    results = run_many([(p, program) for p in problems])
     assert [(result.status, result.reward) for result in results] == [("failed", 0)] * 29
 
 
@@ -299,15 +277,15 @@ def test_a_helper_of_the_prompt_that_the_program_defines_anew_is_the_programs():
 
 
 def test_no_object_of_a_program_is_equal_to_the_answer():
+    """More forms than the red team has."""
     anything = (
         "class A:\n    __eq__ = __lt__ = __gt__ = __contains__ = __bool__ = lambda *a: True\n"
-        "    __hash__ = lambda self: 1\n    __sub__ = __abs__ = isupper = lambda self, *a: self\n"
-        "    __len__ = lambda self: 2\ndef f(*a): return A()"
+        "    __hash__ = lambda self: 1\n    __len__ = lambda self: 2\ndef f(*a): return A()"
     )
-    texts = ["f(1) == 1", "1 == f(1)", "abs(f(1) - 2) < 1", "3 in f(1)", "f('x').isupper()"]
-    texts += ["f(1) in [1]", "len(f(1)) == 2", "not f(1) != 1", "{f(1): 1} == {1: 1}", "f(1) > 0"]
+    texts = ["1 == f(1)", "f(1) > 0", "not f(1) != 1", "3 in f(1)", "f(1) in [1]"]
+    texts += ["{f(1): 1} == {1: 1}", "len(f(1)) == 2"]
     p = problem([f"assert {text}" for text in texts], entry="f", reference="def f(x): return x")
-    assert run(p, anything).tests == [False] * len(texts)
+    assert run(p, anything).tests == [False] * 7
 
 
 def test_what_was_handed_out_opens_no_object():
@@ -362,16 +340,13 @@ def test_d27_unscorable_is_found_with_an_empty_program():
 
 HARD = """return {}
 return lambda: 1
-return open('/dev/null')
 return type
 return (x for x in [1])
 return 10 ** 600000
 return type('int', (), {})()
 raise Exception(f)
-return __import__('functools').reduce(lambda x, _: [x], range(3000))
 x = []; x.append(x); return x
-import numpy; return numpy.array([object()])
-from decimal import Decimal; return {Decimal('NaN'), Decimal(1)}"""
+import numpy; return numpy.array([object()])"""
 
 
 def test_no_program_makes_its_problem_unscorable():
@@ -459,8 +434,6 @@ def test_functional_values_are_compared_as_json_values():
         ("(1, (2.0000000001,))", [1, [2.0]], True),  # a tuple is as good as a list
         ("{'a': 1}", {"a": 1}, True),
         ("None", None, True),
-        ("2.001", 2.0, False),
-        ("1.333335333334e18", 1333335333334000000, False),  # integers are exact
         ("'1'", 1, False),
     ]:
         result = run(functional(([], expected)), f"def f(): return {value}")
@@ -481,6 +454,7 @@ def test_feedback_names_call_value_and_expected():
         lines = run(p, row["program"], timeout=0.3).feedback.split("\n")
         assert lines[0] == f"Test 1 failed: {row['feedback']}"
     lines = run(p, "def f(n): return 0").feedback.split("\n")
+    assert run(p, "def f(n): return 0", feedback_tests=1).feedback == lines[0]
     assert lines[1] == "Test 2 failed: f(13) returned 0, expected 13"
     assert lines[2].startswith("Test 3 failed: f(2) returned 0, expected f(2)")
 
@@ -503,8 +477,7 @@ def test_feedback_is_the_same_text_for_the_same_failure():
         texts.append([r.feedback for r in run_many([(p, x) for x in programs], feedback_chars=300)])
     assert texts[0] == texts[1] == texts[2]
     assert max(map(len, texts[0])) <= 300 and "cut]" in texts[0][-1]
-    odd = run(p, "def f(n): return n * 5", feedback_tests=1)
-    assert odd.feedback.count("Test ") == 1
+    assert texts[0][0].count("Test ") == 1  # equal failures are told once
 
 
 # ---------------------------------------------------------------------- time
@@ -546,50 +519,39 @@ def test_many_calls_are_cheap():
     assert [result.status for result in results] == ["passed"] * 3, results
 
 
-@pytest.mark.parametrize(
-    "test, value",
-    [
-        ("sum(range(f(3))) == 1", "10**13"),  # what a test does with it takes for ever
-        ("f(3) * 2 == 1", "10**3000000"),
-        ("list(f(3)) == [1]", "__import__('itertools').count()"),
-        ("sorted(f(3)) == [0]", "range(10**8)"),  # small on the wire, large in the judge
-        ("int(f(3)) == 1", "__import__('decimal').Decimal('1E+999999999')"),
-        ("f(3) == 1", "__import__('fractions').Fraction(10**2000000, 3)"),
-    ],
-)
-def test_a_value_of_absurd_cost_ends_its_program_and_not_the_judge(test, value):
-    p = problem([f"assert {test}"] * 10, entry="f", reference="def f(x): return x")
-    result = run(p, f"def f(x): return {value}", timeout=0.3)
-    assert (result.reward, result.total) == (0, 10)
-    assert result.status in ("failed", "error", "timeout", "memory")
-    if value == "range(10**8)":
-        assert "MemoryError" in result.feedback, result
+def test_a_value_of_absurd_cost_ends_its_program_and_not_the_judge():
+    """More than the red team has."""
+    for test, value, said in (
+        ("sum(range(f(3))) == 1", "10**13", ""),  # what a test does with it takes for ever
+        ("sorted(f(3)) == [0]", "range(10**8)", "MemoryError"),  # small on the wire, large here
+        ("int(f(3)) == 1", "__import__('decimal').Decimal('1E+999999999')", ""),
+    ):
+        p = problem([f"assert {test}"] * 10, entry="f", reference="def f(x): return x")
+        result = run(p, f"def f(x): return {value}", timeout=0.3)
+        assert (result.reward, result.total) == (0, 10)
+        assert result.status in ("failed", "error", "timeout", "memory")
+        assert said in result.feedback, result
 
 
-RAW = """
-import json, os, time
-def say(value, raised):
-    os.write(3, json.dumps([[], [], raised, value]).encode() + b"\\n")
-    time.sleep(9)
-"""
-
-
-@pytest.mark.parametrize(
-    "program",
-    [
-        RAW + "def f(x): say(['shared', 'StopIteration'], True)",  # a class, not an exception
-        "class A:\n    def __next__(self, *x): raise StopIteration\n"
-        "def f(x): return A().__next__(x)",
-        RAW + "def f(x): say(['method', '__next__', 0, 'x'], False)",
-    ],
-)
-def test_no_program_ends_an_iteration_of_the_tests(program):
+def test_no_program_ends_an_iteration_of_the_tests():
     called = problem(["assert all(map(f, [2, 4]))"], entry="f")
     made = problem(["assert all(map(f(2), [2, 4]))"], entry="f", reference="def f(x): ...")
-    hands_out = program.replace("A().__next__(x)", "A().__next__")
-    for p, code in ((called, program), (made, hands_out)):
-        result = run(p, code)
-        assert (result.reward, result.total) == (0, 1), result
+    ends = "class A:\n    def __next__(self, *x): raise StopIteration\n"
+    forges = (
+        "import json, os, time\ndef say(value, raised):\n"
+        "    os.write(3, json.dumps([[], [], raised, value]).encode() + b'\\n')\n"
+        "    time.sleep(0.2)\n"
+    )
+    method = "say(['method', '__next__', 0, 'x'], False)"
+    its_end = "say(['error', [['builtins', 'StopIteration']], '', ['tuple'], 0], True)"
+    for p, program in (
+        (called, ends + "def f(x): return A().__next__(x)"),
+        (called, forges + "def f(x): say(['shared', 'StopIteration'], True)"),  # a class
+        (made, ends + "def f(x): return A().__next__"),
+        (made, forges + f"def f(x): {method}, {its_end}"),
+    ):
+        result = run(p, program)
+        assert (result.reward, result.total) == (0, 1), (program, result)
 
 
 def test_a_reference_that_meets_a_limit_of_the_judge_makes_its_problem_unscorable():
