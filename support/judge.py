@@ -20,6 +20,7 @@ import contextlib
 import copy
 import functools
 import gc
+import itertools
 import json
 import math
 import os
@@ -55,10 +56,10 @@ class Run:
     def __init__(self, plan: Plan, code: str, limits: dict, control: Any, empty: bool = False):
         self.plan = plan
         self.link = Link(plan, code, limits, control, empty)
-        self.outcomes: list = [None] * len(plan.tests)
-        self.reached: set = set()
+        self.outcomes: list = [None] * len(plan.tests)  # then PASSED or (status, line of feedback)
+        self.begun: set = set()  # the numbers of the tests that have begun
         self.program: dict = {}  # what names of the program mean in the tests
-        self.early: list = []  # (frame, functions that give what was evaluated first in it)
+        self.early: dict = {}  # what __taken__ gives, by its frame and number: a side or its value
 
     def result(self) -> dict:
         """Run all tests, public ones first, so that no hidden argument reaches their feedback."""
@@ -70,24 +71,26 @@ class Run:
         except Unscorable:
             raise
         except BaseException as error:  # a program may raise SystemExit when it is loaded
-            self.fail(range(len(self.outcomes)), error, only=(None,))
+            self.note([n for n, outcome in enumerate(self.outcomes) if not outcome], error)
         finally:
             self.link.stop()
-        graded, shown = [], []
-        for outcome, (_, is_graded, is_public) in zip(self.outcomes, self.plan.tests, strict=True):
-            if is_graded:
-                graded.append(outcome == PASSED)
-            if is_public:
-                shown.append(outcome)
-        is_reference = self.link.code == self.plan.reference and not self.link.death
-        if is_reference and self.link.shortfall and not all(graded):
-            raise Unscorable(self.link.shortfall)  # it is not the reference that is wrong
-        shown = shown or self.outcomes
-        found = {status for status, _ in self.outcomes}
-        order = ("timeout", "memory", "failed", "error", "passed")
+        return self.summary()
+
+    def summary(self) -> dict:
+        """The outcomes as the trainer reads them."""
+        pairs = list(zip(self.plan.tests, self.outcomes, strict=True))
+        graded = [outcome == PASSED for test, outcome in pairs if test.graded]
+        shown = [outcome for test, outcome in pairs if test.public] or self.outcomes
         failures = dict.fromkeys(outcome for outcome in shown if outcome != PASSED)
+        status = "passed"
+        if not all(graded):
+            found = [outcome[0] for outcome in self.outcomes]
+            status = next(x for x in ("timeout", "memory", "failed", "error") if x in found)
+            is_reference = self.link.code == self.plan.reference and not self.link.death
+            if is_reference and self.link.shortfall:
+                raise Unscorable(self.link.shortfall)  # it is not the reference that is wrong
         return {
-            "status": "passed" if all(graded) else next(word for word in order if word in found),
+            "status": status,
             "lines": [f"Test {shown.index(line) + 1} failed: {line[1]}" for line in failures],
             "tests": graded,
             "public_passed": not failures,
@@ -97,21 +100,25 @@ class Run:
     def run_cases(self) -> None:
         found = self.link.start() if self.plan.kind == "functional" else {}
         end = time.monotonic() + 9 * self.link.limits["timeout"] + 20  # before the trainer's bound
-        for number in sorted(range(len(self.outcomes)), key=lambda n: not self.plan.tests[n][2]):
+        for number in sorted(
+            range(len(self.outcomes)), key=lambda n: not self.plan.tests[n].public
+        ):
             if time.monotonic() > end:
-                self.link.last = None  # not of the case that ran last
+                self.link.last = None  # the feedback must not name the case that ran last
                 raise Died("timeout", "was not run on all cases: together they take too long")
             given, expected = self.plan.cases[number]
             with self.test(number):
                 if self.plan.kind == "stdin":
-                    value, right = self.printed(given), same_output
+                    value = self.printed(given)
+                    is_right = same_output(value, expected)
                 else:
-                    value, right = self.entry(found)(*copy.deepcopy(given)), same
-                if not right(value, expected):
+                    value = self.entry(found)(*copy.deepcopy(given))
+                    is_right = same(value, expected)
+                if not is_right:
                     raise Unequal(value, expected)
             death = self.link.death
             if death and (death.args[0] == "timeout" or self.plan.kind == "functional"):
-                raise death  # no time limit is used up once per case
+                raise death  # else each further case could use up the time limit again
 
     def entry(self, found: dict) -> Any:
         """What the cases call: a function, or a method of a new Solution."""
@@ -159,12 +166,11 @@ class Run:
         space = {"__name__": "test"}
         hooks = {
             "__test__": self.test,
-            "__first__": self.first,
+            "__early__": self.evaluate_early,
             "__taken__": self.taken,
-            "__last__": self.last,
             "__equal__": equal,
+            "__ask__": ask,
         }
-        hooks |= {f"__{asked.__name__}__": about(asked) for asked in (type, callable, hasattr)}
         for line in self.plan.imports:  # a test may use what the solution imports
             with contextlib.suppress(ImportError):
                 exec(line, space)
@@ -174,11 +180,11 @@ class Run:
         for part in self.plan.definitions:
             with contextlib.suppress(Exception):  # it fails again in its own text
                 exec(part, space)
-        for unit in sorted(self.plan.units, key=lambda unit: not unit.public):
-            broken = self.attempt(unit.body, exec, unit.code, space)
-            for owner, name, numbers in unit.functions:
-                if broken:
-                    self.fail(numbers, broken)
+        for text in sorted(self.plan.texts, key=lambda text: not text.public):
+            error = self.attempt(text.outside, exec, text.code, space)
+            for owner, name, numbers in text.functions:
+                if error:
+                    self.note(numbers, error)
                 else:
                     self.attempt(numbers, self.call_test, space, owner, name, numbers)
 
@@ -192,44 +198,39 @@ class Run:
         for mark in getattr(function, "pytestmark", ()):
             if mark.name == "parametrize":
                 new = parameters(*mark.args, **mark.kwargs)
-                rows = [{**row, **more} for row in rows for more in new]
+                rows = [one | other for one, other in itertools.product(rows, new)]
         for row in rows:
             this = [space[owner]()] if owner else []  # a new object each time
-            if len(rows) == 1:
-                function(*this, **row)
-            else:
-                self.attempt(numbers, function, *this, **row)
+            self.attempt(numbers, function, *this, **row)
 
     def attempt(self, numbers: list, action: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Run a piece of test code. What breaks it off fails the tests that it did not reach, and
-        is returned. If it reached all, the last one fails."""
-        self.reached -= set(numbers)
-        self.link.last = None
+        """Run a piece of test code. What it raises is returned, and fails the tests that have not
+        begun; if all have, the last one. Tests that an early return leaves out have passed."""
+        self.begun, self.link.last = set(), None
         try:
             action(*args, **kwargs)
             self.check()
         except BaseException as error:
-            self.fail([n for n in numbers if n not in self.reached] or numbers[-1:], error)
+            self.note([n for n in numbers if n not in self.begun] or numbers[-1:], error)
             if isinstance(error, (Died, Unscorable)):
                 raise
             return error
-        for number in numbers:  # after an early return: nothing broke off before them
-            self.outcomes[number] = self.outcomes[number] or PASSED
+        self.note(numbers)
         return None
 
     @contextlib.contextmanager
     def test(self, number: int) -> Any:
-        """Around one test: note its outcome. A failed test does not end those after it."""
-        self.reached.add(number)
+        """Around one test: note its outcome. If it fails, the code behind it still runs."""
+        self.begun.add(number)
         try:
             yield
             self.check()
         except BaseException as error:
-            self.fail([number], error)
+            self.note([number], error)
             if isinstance(error, Unscorable) or (self.link.death and self.plan.kind != "stdin"):
                 raise
         else:
-            self.outcomes[number] = self.outcomes[number] or PASSED
+            self.note([number])
 
     def check(self) -> None:
         """Raise what a test must not catch: the program's end, a value that cannot be sent."""
@@ -237,69 +238,61 @@ class Run:
         if problem:
             raise problem
 
-    def first(self, *sides: Any) -> None:
-        """Evaluate what a test wants first (see plan.Order); __taken__() hands it out, one value
-        after the other, and __last__() ends this."""
-        values = [self.now(side) for side in sides]
-        self.early.append((id(sys._getframe(1)), values[::-1]))
-
-    def taken(self) -> Any:
-        frame = id(sys._getframe(1))
-        while self.early[-1][0] != frame:  # left there by an exception, in a call that has ended
-            self.early.pop()
-        return self.early[-1][1].pop()()
-
-    def last(self) -> None:
-        while self.early.pop()[0] != id(sys._getframe(1)):
-            pass
-
-    def now(self, side: Any) -> Any:
-        """A function with the value of the side now. It is the side itself if that raises or asks
-        the program: then it is evaluated when it is taken, in Python's order."""
-        link = self.link
+    def evaluate_early(self, number: int, side: Any) -> None:
+        """Evaluate a side before the call beside it (see plan.Rewriter). If it raises or asks the
+        program, it is evaluated when it is taken, as in Python."""
+        link, value = self.link, None
         was_quiet, link.quiet, link.asked = link.quiet, True, False
         try:
             value = side()
+            is_late = link.asked
         except (Exception, Asked):
-            return side
+            is_late = True
         finally:
             link.quiet = was_quiet
-        return side if link.asked else lambda: value
+        frame = id(sys._getframe(1))  # the test's: a function may call itself before it takes
+        self.early[frame, number] = (side, None) if is_late else (None, value)
 
-    def fail(self, numbers: Any, error: BaseException, only: tuple = (None, PASSED)) -> None:
+    def taken(self, number: int) -> Any:
+        side, value = self.early.pop((id(sys._getframe(1)), number))
+        return side() if side else value
+
+    def note(self, numbers: Any, error: BaseException | None = None) -> None:
+        """Note that tests passed, or what failed them. In a loop the first failure stays."""
         for number in numbers:
-            if self.outcomes[number] in only:
-                self.outcomes[number] = self.explain(error, self.plan.tests[number][0])
+            if self.outcomes[number] in (None, PASSED):
+                source = self.plan.tests[number].source
+                self.outcomes[number] = self.explain(error, source) if error else PASSED
 
     def explain(self, error: BaseException, source: str) -> tuple[str, str]:
-        """(status, line of feedback) of what failed a test with this source."""
+        """The status and the line of feedback for what failed a test with this source."""
         call, value = self.link.last or ("the program", NOTHING)
         if isinstance(error, Died):
             return error.args[0], f"{call} {error.args[1]}"
         if isinstance(error, ImportError) and error.name == "solution":
-            name = re.search(r"name '(\w+)'|$", error.msg)[1]
+            name = re.search(r"name '(\w+)'|$", error.msg)[1]  # "cannot import name 'f' from ..."
             return "error", f"the program does not define {name}"
-        text = type(error).__name__
-        if not isinstance(error, Unequal):  # its values are shown below; together they may be huge
-            text = f"{text}: {shorten(message(error), 300)}".removesuffix(": ")
         if hasattr(error, "_line"):  # raised by the program
+            text = described(error)
             lines = ["", *self.link.code.splitlines()]
             if 0 < error._line < len(lines):
                 text += f" (line {error._line}: {shorten(lines[error._line].strip(), 120)})"
             return "memory" if isinstance(error, MemoryError) else "error", f"{call} raised {text}"
-        printed = self.plan.kind == "stdin"
-        room = 400 if printed else 200
+        verb, room = ("printed", 400) if self.plan.kind == "stdin" else ("returned", 200)
         expected = shorten(source, 200)
         if not isinstance(error, Unequal):
-            expected += f" ({text})"
+            expected += f" ({described(error)})"
         elif error.args[0] is value:
             expected = show(error.args[1], room)
         elif error.args[1] is value:
             expected = show(error.args[0], room)
         if value is NOTHING:
             return "failed", f"expected {expected}"
-        verb = "printed" if printed else "returned"
         return "failed", f"{call} {verb} {show(value, room)}, expected {expected}"
+
+
+def described(error: BaseException) -> str:
+    return f"{type(error).__name__}: {shorten(message(error), 300)}".removesuffix(": ")
 
 
 def memory_file(text: str) -> Any:
@@ -313,13 +306,12 @@ def memory_file(text: str) -> Any:
     return file
 
 
-def about(function: Any) -> Any:
-    """A builtin such as type: of a stand-in it asks the program."""
-
-    def ask(x: Any, *rest: Any) -> Any:
-        return x._link.ask("", function, x, *rest) if isinstance(x, Remote) else function(x, *rest)
-
-    return ask
+def ask(name: str, x: Any, *rest: Any) -> Any:
+    """What a builtin such as "type" gives for x. About a stand-in the program is asked."""
+    function = {"type": type, "callable": callable, "hasattr": hasattr}[name]
+    if isinstance(x, Remote):
+        return x._link.ask("", function, x, *rest)
+    return function(x, *rest)
 
 
 def equal(left: Any, right: Any) -> None:
@@ -368,18 +360,20 @@ def same_output(output: str, expected: str) -> bool:
     >>> same_output("1\\n2", "1 2"), same_output("a\\x0bb", "a\\nb")
     (False, False)
     """
-    left, right = ([row.strip() for row in x.strip().split("\n")] for x in (output, expected))
+    left = [line.strip() for line in output.strip().split("\n")]
+    right = [line.strip() for line in expected.strip().split("\n")]
     if len(left) != len(right):
         return False
     return all(a == b or same_numbers(a, b) for a, b in zip(left, right, strict=True))
 
 
 def same_numbers(*lines: str) -> bool:
+    """Whether two lines have the same numbers and nothing else."""
     sides = []
     for line in lines:
         words = line.split()
         if not line.isascii() or "_" in line or max(map(len, words), default=0) > 4000:
-            return False
+            return False  # Python would take 1_0 for a number, and int() takes no longer one
         try:
             sides.append([int(w) if re.fullmatch(r"[+-]?\d+", w) else float(w) for w in words])
         except ValueError:
@@ -387,24 +381,30 @@ def same_numbers(*lines: str) -> bool:
     return same(*sides)
 
 
+def start_zygote(trainer: socket.socket, folder: str, isolated: bool) -> tuple:
+    """Fork the zygote. Returns the socket to it, and what is wrong with it or ""."""
+    control, theirs = socket.socketpair()
+    if not os.fork():  # still a clean interpreter: no test was ever here
+        trainer.close()
+        control.close()
+        zygote(theirs, folder, isolated)
+    theirs.close()
+    return control, receive(control)
+
+
 def main(number: int, folder: str, isolation: str) -> None:
     """Answer the trainer: problem and program in, result out."""
     confine.die_with_parent()
     trainer = socket.socket(fileno=number)
-    fault = "" if sys.platform == "linux" else "not Linux"
     if isolation == "plain":
         fault = "MURPHY_ISOLATION is plain"
-    for isolated in (False,) if fault else (True, False):
-        control, theirs = socket.socketpair()
-        if not os.fork():  # still a clean interpreter: no test was ever here
-            trainer.close()
-            control.close()
-            zygote(theirs, folder, isolated)
-        theirs.close()
-        failure = receive(control)
-        if not failure:
-            break
-        fault = failure
+    elif sys.platform != "linux":
+        fault = "not Linux"
+    else:
+        control, fault = start_zygote(trainer, folder, isolated=True)
+    if fault:
+        control, failure = start_zygote(trainer, folder, isolated=False)
+        fault = failure or fault
     confine.prctl(confine.DUMPABLE, 0)  # no process of the same user may look into our memory
     send(trainer, f"it can see your files, processes and network ({fault})" if fault else "")
     os.dup2(0, 2)  # until here stderr was the trainer's, who does not read on
