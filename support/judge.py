@@ -42,8 +42,8 @@ from support.wire import Wire, receive, send, shorten
 PASSED = ("passed", "")
 OWN_SECONDS = 4  # CPU seconds of the judge for one program, beside the program's own limit
 OWN_MEMORY = 800 << 20  # bytes of address space for the values of one program
-MOST_MEMORY = 4 << 30  # bytes of it at any time
-LARGE = 1 << 20  # characters of a problem
+MOST_MEMORY = 4 << 30  # bytes of it while no program runs
+LARGE = 1 << 20  # characters of a large problem
 
 
 class Unequal(AssertionError):
@@ -59,7 +59,7 @@ class Run:
         self.outcomes: list = [None] * len(plan.tests)  # then PASSED or (status, line of feedback)
         self.begun: set = set()  # the numbers of the tests that have begun
         self.program: dict = {}  # what names of the program mean in the tests
-        self.early: dict = {}  # what __taken__ gives, by its frame and number: a side or its value
+        self.early: dict = {}  # (frame, number) -> (side to call, None) or (None, its value)
 
     def result(self) -> dict:
         """Run all tests, public ones first, so that no hidden argument reaches their feedback."""
@@ -98,11 +98,11 @@ class Run:
         }
 
     def run_cases(self) -> None:
+        """Run each case of kind "functional" or "stdin": compare one value with the right one."""
         found = self.link.start() if self.plan.kind == "functional" else {}
         end = time.monotonic() + 9 * self.link.limits["timeout"] + 20  # before the trainer's bound
-        for number in sorted(
-            range(len(self.outcomes)), key=lambda n: not self.plan.tests[n].public
-        ):
+        numbers = sorted(range(len(self.outcomes)), key=lambda n: not self.plan.tests[n].public)
+        for number in numbers:
             if time.monotonic() > end:
                 self.link.last = None  # the feedback must not name the case that ran last
                 raise Died("timeout", "was not run on all cases: together they take too long")
@@ -117,7 +117,7 @@ class Run:
                 if not is_right:
                     raise Unequal(value, expected)
             death = self.link.death
-            if death and (death.args[0] == "timeout" or self.plan.kind == "functional"):
+            if death and (self.plan.kind == "functional" or death.args[0] == "timeout"):
                 raise death  # else each further case could use up the time limit again
 
     def entry(self, found: dict) -> Any:
@@ -150,7 +150,7 @@ class Run:
                     break
                 text += data[: max(0, limit - len(text))]  # what exceeds the limit is thrown away
                 size += len(data)
-            link.patience = end - time.monotonic()  # both waits share it
+            link.patience = end - time.monotonic()  # what is left, for answer() to wait
             link.answer()
         value = text.decode("utf-8", "replace")
         if size > limit:
@@ -159,18 +159,14 @@ class Run:
         return value
 
     def run_code(self) -> None:
+        """Run the texts of kind "assert", in one space of names as if all were one file."""
         missing = {name: Missing(self.link, None, name) for name in self.plan.names}
         found = self.link.start()
         self.program = missing | found
         sys.modules["solution"] = Remote(self.link, MODULE, "solution")
         space = {"__name__": "test"}
-        hooks = {
-            "__test__": self.test,
-            "__early__": self.evaluate_early,
-            "__taken__": self.taken,
-            "__equal__": equal,
-            "__ask__": ask,
-        }
+        hooks = {"__test__": self.test, "__early__": self.evaluate_early, "__taken__": self.taken}
+        hooks |= {"__equal__": equal, "__ask__": ask}
         for line in self.plan.imports:  # a test may use what the solution imports
             with contextlib.suppress(ImportError):
                 exec(line, space)
@@ -250,10 +246,11 @@ class Run:
             is_late = True
         finally:
             link.quiet = was_quiet
-        frame = id(sys._getframe(1))  # the test's: a function may call itself before it takes
+        frame = id(sys._getframe(1))  # of the caller: each call of a recursive helper has its own
         self.early[frame, number] = (side, None) if is_late else (None, value)
 
     def taken(self, number: int) -> Any:
+        """The value of a side that was evaluated before its call, or else its value now."""
         side, value = self.early.pop((id(sys._getframe(1)), number))
         return side() if side else value
 
@@ -262,7 +259,7 @@ class Run:
         for number in numbers:
             if self.outcomes[number] in (None, PASSED):
                 source = self.plan.tests[number].source
-                self.outcomes[number] = self.explain(error, source) if error else PASSED
+                self.outcomes[number] = PASSED if error is None else self.explain(error, source)
 
     def explain(self, error: BaseException, source: str) -> tuple[str, str]:
         """The status and the line of feedback for what failed a test with this source."""
@@ -382,7 +379,7 @@ def same_numbers(*lines: str) -> bool:
 
 
 def start_zygote(trainer: socket.socket, folder: str, isolated: bool) -> tuple:
-    """Fork the zygote. Returns the socket to it, and what is wrong with it or ""."""
+    """Fork the zygote. Returns the socket to it, and "" or why it cannot isolate programs."""
     control, theirs = socket.socketpair()
     if not os.fork():  # still a clean interpreter: no test was ever here
         trainer.close()
@@ -402,6 +399,8 @@ def main(number: int, folder: str, isolation: str) -> None:
         fault = "not Linux"
     else:
         control, fault = start_zygote(trainer, folder, isolated=True)
+        if fault:
+            control.close()  # that zygote has ended; try one that isolates nothing
     if fault:
         control, failure = start_zygote(trainer, folder, isolated=False)
         fault = failure or fault
@@ -418,7 +417,7 @@ def main(number: int, folder: str, isolation: str) -> None:
         seconds = time.process_time() + OWN_SECONDS + limits["timeout"]
         limit_own(resource.RLIMIT_CPU, math.ceil(seconds))
         try:
-            large = len(problem) > LARGE  # kept, such problems would fill the memory
+            large = len(problem) > LARGE  # not kept: such plans would fill the memory
             plan = ready(control, problem) if large else plans(problem)
             if confine.address_space() > OWN_MEMORY // 4:
                 gc.collect()  # what an exception of the last program holds

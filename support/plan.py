@@ -71,7 +71,7 @@ class Plan:
         self.kind, self.reference = kind, ref
         self.entry, self.context = entry or "", context or ""
         self.tests: list[Test] = []
-        self.sources: list[str] = []  # of the tests that were found so far
+        self.sources: list[str] = []  # kind assert: the sources of the tests found so far
         self.cases: list = []  # kinds stdin and functional: (input, expected output) of each test
         self.texts: list[Text] = []  # kind assert
         self.definitions: list = []  # code: what all texts import, define and assign
@@ -107,6 +107,7 @@ class Plan:
             self.tests.append(Test("", graded, public))
 
     def read_code(self, items: list) -> None:
+        """Read texts of kind "assert": first what all of them mean together, then one by one."""
         try:
             reference = ast.parse(self.reference or "")
         except (SyntaxError, ValueError) as error:
@@ -128,13 +129,13 @@ class Plan:
                 self.pytest_calls.add(node)
             else:
                 functions.append(node)
-        self.helpers = with_callers(set(), functions, asserts)  # functions that assert
-        self.touching = with_callers(self.names, functions, mentions)  # what may use the program
+        self.helpers = with_callers(set(), functions, asserts)  # a call of these may fail a test
+        self.touching = with_callers(self.names, functions, mentions)  # these may use the program
         for tree, (_, graded, public) in zip(trees, items, strict=True):
             self.texts.append(self.read_text(tree, public))
             found = self.sources[len(self.tests) :]
             self.tests += [Test(source, graded, public) for source in found]
-        if len(trees) > 1:  # public texts run first, but may need what others define
+        if len(trees) > 1:  # public texts run first, but may need what a later one defines
             parts = [ast.Module([node], []) for node in whole.body if self.defines(node)]
             self.definitions = [compile(part, "<test>", "exec") for part in parts]
 
@@ -244,8 +245,7 @@ class Plan:
             self.read_function(functions, owner, node)
         if not outside and not functions and self.is_one_test(body):
             body = [self.mark(body, outside, ast.unparse(body[-1]))]
-        rewriter = Rewriter(self.touching)
-        tree.body = [rewriter.visit(node) for node in body]
+        tree = Rewriter(self.touching).visit(ast.Module(body, []))
         code = compile(ast.fix_missing_locations(tree), "<test>", "exec")
         return Text(public, code, outside, functions)
 
