@@ -94,6 +94,8 @@ class Plan:
                 self.read_cases(items)
         except (SyntaxError, ValueError, TypeError, RecursionError) as error:
             raise Unscorable(f"a test cannot be read: {error}") from None
+        except MemoryError:  # of Python's parser; it has no text
+            raise Unscorable("a test cannot be read: it is too deep for Python") from None
         if not any(test.graded for test in self.tests):
             raise Unscorable("it has no tests")
 

@@ -329,6 +329,7 @@ def test_d27_unscorable_is_found_with_an_empty_program():
         {"tests": [[[object()], 1]], "kind": "functional", "why": "plain data"},
         {"tests": [below_an_if], "entry": "f", "why": "below an if"},  # pytest runs it
         {"tests": [generator], "entry": "f", "why": "yields"},  # pytest refuses it
+        {"tests": ["assert " + "-" * 100_000 + "1"], "entry": "f", "why": "too deep"},
     ]
     for row in rows:
         why, p = row.pop("why"), problem(**row)
@@ -336,6 +337,11 @@ def test_d27_unscorable_is_found_with_an_empty_program():
             assert (result.status, result.reward, result.tests) == ("unscorable", 0.0, []), row
             assert not result.public_passed
             assert re.match(f"This problem cannot be scored: .*{why}", result.feedback), result
+
+
+def test_an_eq_of_any_signature_is_read():
+    reference = "class A:\n    def __eq__(*sides): return sides[0] is sides[1]\ndef f(n): return n"
+    assert run(problem(["assert f(1) == 1"], reference=reference), reference).reward == 1
 
 
 HARD = """return {}
