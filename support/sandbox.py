@@ -32,7 +32,7 @@ from os import _exit as end_process  # taken by name: a program may change what 
 from typing import Any
 
 from support import confine
-from support.wire import NAMES, SHARED, Wire, receive, send
+from support.wire import KIND_OF_TYPE, SHARED, Wire, receive, send
 
 PRELOADED = ("bisect", "cmath", "copy", "enum", "heapq", "math", "random", "string")
 OWN = ("json", "json.decoder", "json.encoder", "json.scanner")  # see second_copies
@@ -141,7 +141,7 @@ class Program:
             return ["method", name, *self.export_object(x.__self__)]
         if self.named.isdisjoint(base.__name__ for base in kind.__mro__):
             for base in kind.__mro__:
-                if base in NAMES or base in PLAIN:  # a subclass crosses as its base
+                if base in KIND_OF_TYPE or base in PLAIN:  # a subclass crosses as its base
                     return wire.pack(PLAIN.get(base, base)(x))
             if isinstance(x, collections.abc.Iterator) and kind.__module__ != "solution":
                 return ["stream", self.keep(x), isinstance(x, types.GeneratorType)]

@@ -1,45 +1,48 @@
-"""Values on the wire between the judge and a program.
+"""Values as messages between the judge and a program, and back. Standard library only.
 
 A message is one line of JSON: [gone, changes, value, ...]. A number, a text, true, false and null
-stand for themselves. All else is a list that begins with its kind: ["tuple", 1, 2].
+stand for themselves. Other data is a list that begins with its kind: (1, 2) is ["tuple", 1, 2].
 
-Lists, dicts and the like exist twice, here and there, and are kept equal. Both sides count all that
-goes as a list as they meet it, so both know ["same", 0] as the first one. `changes` tells the new
-contents of those that the sender has changed since its last message, `gone` the numbers that both
-forget after it. An example: the judge calls f(xs) with xs = [3, 1]. Number 0 was the dict that held
-f, 1 is xs. f itself is no data: 7 is its place in a list of the program's own. null: no keyword
-arguments. false: it did not raise.
+A list or a dict that crossed exists twice, once on each side, and the two are kept equal. Each side
+numbers such data when it writes or reads it: 0, 1, 2, ... So both have the same numbers, and what
+crosses again is only ["same", its number]. `changes` are pairs of a number and the new contents:
+what the sender changed since its last message. Then both sides forget the numbers in `gone`.
 
-    judge                                        [[0], [], ["object", 7], null, ["list", 3, 1]]
-    program, which sorted xs and returns it      [[], [[1, [1, 3]]], false, ["same", 1]]
+An example: the judge calls f(xs) with xs = [3, 1]. The program sorts xs and returns it.
 
-In: values of either side. Out: messages, and what is read of them. Standard library only.
+    judge     [[0], [], ["object", 7], null, ["list", 3, 1]]
+    program   [[], [[1, [1, 3]]], false, ["same", 1]]
+
+The judge says: forget number 0, a dict that held f. Call f: it is no data, but the program's object
+7. There are no keyword arguments. xs is the next data, so its number is 1. The program says: number
+1 is [1, 3] now; f did not raise an exception; it returned number 1.
 """
 
 import functools
-import importlib
 import json
 import re
 import socket
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
 from itertools import chain
-from operator import is_not
-from time import monotonic  # taken by name: a program may change what modules hold
+from operator import is_not  # by name, as monotonic: a program may change what modules hold
+from time import monotonic
 from typing import Any
 
-ATOMS = {str, bool, float, type(None)}
+ATOMS = {str, bool, float, type(None)}  # JSON has them
+INT_LIMIT = 2**63  # smaller integers are numbers in JSON, others are of kind "int"
 BUILTINS = """int float complex str bool bytes list tuple dict set frozenset range object type len
     sum min max abs round sorted reversed repr all any ord chr hex bin oct divmod pow hash
     isinstance issubclass callable map filter zip enumerate"""
-SHARED = set(BUILTINS.split())  # they cross by name: the judge calls them, so none does harm
+SHARED = set(BUILTINS.split())  # they cross by name; all are harmless when the judge calls them
 CHANGEABLE = (list, dict, set, bytearray, deque)
-LARGEST_INT = 1 << 21  # bits; an operation on two such numbers takes about a second
-DEEPEST = 2500  # calls within calls, enough for 1,200 values within values
+LARGEST_INT = 1 << 21  # bits; to multiply or print such numbers takes about a second
+namedtuple_class = functools.lru_cache(100)(namedtuple)  # to make the same class again is slow
+DEEPEST = 2500  # calls within calls: some 1,200 values within values. The reader may use 500 more
 
 
 def contents(x: Any) -> list:
-    """The parts of a container; the keys and values of a dict in turn."""
+    """The parts of a container: ["a", 1, "b", 2] of {"a": 1, "b": 2}."""
     if isinstance(x, dict):
         return list(chain.from_iterable(x.items()))
     if hasattr(x, "tolist"):  # of numpy
@@ -49,59 +52,57 @@ def contents(x: Any) -> list:
 
 def fill(x: Any, parts: list) -> Any:
     """Give a container new contents, in place."""
-    if isinstance(x, (list, bytearray)):
-        x[:] = parts
-    elif hasattr(x, "tolist"):
+    if hasattr(x, "tolist"):
         x.flat = parts
+        return x
+    x.clear()
+    if isinstance(x, dict):
+        for key, value in zip(parts[::2], parts[1::2], strict=True):
+            x[key] = value  # not update(): a Counter would add
+    elif isinstance(x, set):
+        x.update(parts)
     else:
-        x.clear()
-        if isinstance(x, dict):
-            for key, value in zip(parts[::2], parts[1::2], strict=True):
-                x[key] = value  # not update(): a Counter would add
-        elif isinstance(x, deque):
-            x.extend(parts)
-        else:
-            x.update(parts)
+        x.extend(parts)
     return x
 
 
-def checked(x: int) -> int:
-    """Refuse an integer whose next operation could take for ever."""
+def checked_int(x: int) -> int:
+    """The integer. Raises ValueError if it is so large that the next operation could take ages."""
     if x.bit_length() > LARGEST_INT:
         raise ValueError(f"an integer of absurd size ({x.bit_length():,} bits) cannot cross")
     return x
 
 
 def numpy_parts(x: Any) -> list:
-    if x.dtype.kind not in "biufcU":
+    """The dtype, the shape (None for a number) and the elements."""
+    if x.dtype.kind not in "biufcU":  # bool, integers, float, complex, text; no objects
         raise TypeError(f"numpy values of type {x.dtype} cannot cross")
     shape = x.shape if type(x).__name__ == "ndarray" else None
     return [x.dtype.str, shape, *contents(x)]
 
 
-def make_numpy(kind: str, shape: Any, *values: Any) -> Any:
-    numpy = importlib.import_module("numpy")
-    plain = set(map(type, values)) <= {bool, int, float, complex, str}  # numpy would copy a range
-    if not plain or not re.fullmatch(r"[<>|=]?[biufcU]\d{1,4}", kind):
-        raise ValueError(f"no numpy value of type {kind}")
-    array = numpy.array(values, numpy.dtype(kind))
+def make_numpy(dtype: str, shape: Any, *elements: Any) -> Any:
+    import numpy  # here, because few programs need it
+
+    # A range in a forged message is refused: numpy would write out all of its numbers.
+    plain = set(map(type, elements)) <= {bool, int, float, complex, str}
+    if not plain or not re.fullmatch(r"[<>|=]?[biufcU]\d{1,4}", dtype):
+        raise ValueError(f"no numpy value of type {dtype}")
+    array = numpy.array(elements, numpy.dtype(dtype))
     return array[0] if shape is None else array.reshape(shape)
 
 
 def make_namedtuple(name: str, size: int, *parts: Any) -> tuple:
+    """Parts: the names of the `size` fields, then their values."""
     fields = parts[:size]
-    if sum(map(len, fields), len(name)) > 2000:
+    if len(name) + sum(map(len, fields)) > 2000:
         raise ValueError("the names of a named tuple are of absurd size")
-    return namedtuple_class(name, *fields)(*parts[size:])
+    return namedtuple_class(name, fields)(*parts[size:])
 
 
-@functools.lru_cache(100)
-def namedtuple_class(name: str, *fields: str) -> type:
-    """To make a class is slow: a list of many such tuples makes it once."""
-    return namedtuple(name, fields)
-
-
-KINDS = {  # kind: (type, the parts of a value, the value from its parts; None: see Wire.unpack)
+# kind: (type, a function that takes a value apart, a function that makes it from its parts).
+# None: an empty container is made first and filled later, because it may contain itself.
+KINDS = {
     "list": (list, contents, None),
     "dict": (dict, contents, None),
     "set": (set, list, None),
@@ -117,7 +118,7 @@ KINDS = {  # kind: (type, the parts of a value, the value from its parts; None: 
     "tuple": (tuple, list, lambda *parts: parts),
     "frozenset": (frozenset, list, lambda *parts: frozenset(parts)),
     "bytes": (bytes, lambda x: [x.decode("latin-1")], lambda text: text.encode("latin-1")),
-    "int": (int, lambda x: [hex(checked(x))], lambda text: checked(int(text, 16))),
+    "int": (int, lambda x: [hex(checked_int(x))], lambda text: checked_int(int(text, 16))),
     "range": (range, lambda x: [x.start, x.stop, x.step], range),
     "complex": (complex, lambda x: [x.real, x.imag], complex),
     "keys": (type({}.keys()), list, lambda *parts: dict.fromkeys(parts).keys()),
@@ -130,52 +131,29 @@ KINDS = {  # kind: (type, the parts of a value, the value from its parts; None: 
     "namedtuple": (None, lambda x: [type(x).__name__, len(x), *x._fields, *x], make_namedtuple),
     "numpy": (None, numpy_parts, make_numpy),
 }
-NAMES = {row[0]: name for name, row in KINDS.items()}
-for name in ("keys", "values", "items"):
-    NAMES[type(getattr(OrderedDict(), name)())] = name
+KIND_OF_TYPE = {row[0]: kind for kind, row in KINDS.items()}
+KIND_OF_TYPE[type(OrderedDict().keys())] = "keys"
+KIND_OF_TYPE[type(OrderedDict().values())] = "values"
+KIND_OF_TYPE[type(OrderedDict().items())] = "items"
 
 
 def kind_of(x: Any) -> str | None:
-    """Which row of KINDS a value goes by."""
-    kind = type(x)
-    if kind in NAMES:
-        return NAMES[kind]
-    if isinstance(x, tuple) and hasattr(kind, "_fields"):
+    """The kind of a value, a key of KINDS. None: it is no data."""
+    cls = type(x)
+    if cls in KIND_OF_TYPE:
+        return KIND_OF_TYPE[cls]
+    if isinstance(x, tuple) and hasattr(cls, "_fields"):
         return "namedtuple"
-    return "numpy" if kind.__module__ == "numpy" and hasattr(x, "tolist") else None
-
-
-def nested_deeply(calls: int) -> Any:
-    """Decorate a method of Wire: it runs under a recursion limit of its own, `calls`.
-
-    So the depth of values that cross does not depend on the limit that a program has set.
-    """
-
-    def decorate(method: Any) -> Any:
-        @functools.wraps(method)
-        def deeper(wire: "Wire", *args: Any, **kwargs: Any) -> Any:
-            usual = sys.getrecursionlimit()
-            if wire.owner:  # not in the trainer: the limit holds for all of its threads
-                sys.setrecursionlimit(calls)
-            try:
-                return method(wire, *args, **kwargs)
-            except RecursionError:
-                raise ValueError("a value is nested too deeply to cross") from None
-            finally:
-                if wire.owner:
-                    sys.setrecursionlimit(usual)
-
-        return deeper
-
-    return decorate
+    is_numpy = cls.__module__ == "numpy" and hasattr(x, "tolist")
+    return "numpy" if is_numpy else None
 
 
 class Wire:
     """Values as JSON, and the containers that both sides hold, kept equal.
 
-    owner: the Program or the Values whose wire this is. What is no data goes through
-    owner.export(x, wire), and comes through owner.load(kind, parts, wire). No change comes to what
-    owner.may_change(x) forbids. A problem is data: the wire that carries it has no owner.
+    owner: takes care of values that are no data. owner.export(x, wire) makes a list for JSON,
+    owner.load(kind, parts, wire) a value of such a list. owner.may_change(x): whether the other
+    side may change a container. A wire without owner carries data only.
 
     >>> wire, a = Wire(), [3, 1]
     >>> wire.write((a, {"k": b"x"}), 2.5)
@@ -192,36 +170,43 @@ class Wire:
         self.before: dict = {}  # the contents when both sides were last equal, by number
         self.count = 0  # the next number
 
-    @nested_deeply(DEEPEST)
     def write(self, *values: Any, gone: Any = (), tell_changes: bool = True) -> str:
         """A message. Raises TypeError for what cannot cross, ValueError for absurd sizes."""
-        first, changed = self.count, {}
-        forgotten = [(number, self.objects[number], self.before.get(number)) for number in gone]
-        for number, old in self.before.items() if tell_changes else ():
-            new = contents(self.objects[number])
-            if len(new) != len(old) or any(map(is_not, new, old)):
-                changed[number] = new
+        return self.with_depth(DEEPEST, self.write_message, values, gone, tell_changes)
+
+    def read(self, text: str) -> list:
+        """The values of a message. If a hostile program wrote it, any exception may be raised."""
+        return self.with_depth(DEEPEST + 500, self.read_message, text)
+
+    def with_depth(self, calls: int, method: Any, *args: Any) -> Any:
+        """Call a method under a recursion limit that does not depend on what the program set."""
+        usual = sys.getrecursionlimit()
+        if self.owner:  # not in the trainer: there the limit holds for all of its threads
+            sys.setrecursionlimit(calls)
+        try:
+            return method(*args)
+        except RecursionError:
+            raise ValueError("a value is nested too deeply to cross") from None
+        finally:
+            if self.owner:
+                sys.setrecursionlimit(usual)
+
+    def write_message(self, values: tuple, gone: Any, tell_changes: bool) -> str:
+        state = self.objects.copy(), self.numbers.copy(), self.before.copy(), self.count
+        first = self.count
+        changed = self.find_changes() if tell_changes else {}
         try:
             changes = [(number, self.pack_all(new)) for number, new in changed.items()]
-            for number in gone:  # before the values: the other side forgets them there, too
-                self.forget(number)
+            self.forget(gone)
             text = json.dumps([gone, changes, *map(self.pack, values)])
-        except BaseException:
-            for number in range(first, self.count):  # the other side never met them
-                self.forget(number)
-            self.count = first
-            for number, x, old in forgotten:  # nor was it told of these
-                self.objects[number], self.numbers[id(x)] = x, number
-                if old is not None:
-                    self.before[number] = old
+        except BaseException:  # nothing is sent: the other side must not be ahead or behind
+            self.objects, self.numbers, self.before, self.count = state
             raise
         self.before |= {number: new for number, new in changed.items() if number in self.objects}
-        self.remember(first)
+        self.remember_contents(first)
         return text
 
-    @nested_deeply(DEEPEST + 500)  # more than the writer's: what could be written can be read
-    def read(self, text: str) -> list:
-        """The values of a message. From a hostile program any exception may follow."""
+    def read_message(self, text: str) -> list:
         first = self.count
         gone, changes, *values = json.loads(text)
         for number, parts in changes:
@@ -230,53 +215,67 @@ class Wire:
             if self.owner.may_change(x):
                 fill(x, new)
             self.before[number] = contents(x)
-        for number in gone:
-            self.forget(number)
+        self.forget(gone)
         values = self.unpack_all(values)
-        self.remember(first)
+        self.remember_contents(first)
         return values
 
-    def note(self, x: Any) -> int:
-        """Give a container that is met the next number."""
+    def find_changes(self) -> dict:
+        """The new contents of each container that this side changed, by number."""
+        changed = {}
+        for number, old in self.before.items():
+            new = contents(self.objects[number])
+            # By identity: to compare with == would run methods of the program, and 1 == True.
+            if len(new) != len(old) or any(map(is_not, new, old)):
+                changed[number] = new
+        return changed
+
+    def add(self, x: Any) -> int:
+        """Give the next number to a value."""
         number = self.count
         self.count += 1
-        self.numbers[id(x)], self.objects[number] = number, x
+        self.objects[number] = x
+        self.numbers[id(x)] = number
         return number
 
-    def remember(self, first: int) -> None:
-        """Take down the contents of what was met since a number."""
+    def remember_contents(self, first: int) -> None:
+        """Both sides are equal now: remember the contents of containers from number `first` on."""
         for number in range(first, self.count):
             x = self.objects[number]
             if isinstance(x, CHANGEABLE) or type(x).__name__ == "ndarray":
                 self.before[number] = contents(x)
 
-    def forget(self, number: int) -> None:
-        self.before.pop(number, None)
-        self.numbers.pop(id(self.objects.pop(number, None)), None)
+    def forget(self, gone: Any) -> None:
+        for number in gone:
+            x = self.objects.pop(number, None)
+            self.numbers.pop(id(x), None)
+            self.before.pop(number, None)
 
     def pack(self, x: Any) -> Any:
-        """A value as JSON has it."""
-        kind = type(x)
-        if kind in ATOMS or (kind is int and -(2**63) < x < 2**63):
+        """A value in the form in which JSON can write it."""
+        cls = type(x)
+        if cls in ATOMS or (cls is int and -INT_LIMIT < x < INT_LIMIT):
             return x
         if id(x) in self.numbers:
             return ["same", self.numbers[id(x)]]
-        name = kind_of(x)
-        if name is None and self.owner is None:
-            raise TypeError(f"a value of type {kind.__name__} cannot cross")
-        if name is None:
+        kind = kind_of(x)
+        if kind is None and self.owner is None:
+            raise TypeError(f"a value of type {cls.__name__} cannot cross")
+        if kind is None:
             return self.owner.export(x, self)
-        self.note(x)
-        return [name, *self.pack_all(KINDS[name][1](x))]
+        self.add(x)
+        _, take_apart, _ = KINDS[kind]
+        return [kind, *self.pack_all(take_apart(x))]
 
     def pack_all(self, parts: list) -> list:
-        kinds = set(map(type, parts))
-        if kinds <= ATOMS or (kinds == {int} and min(parts) > -(2**63) and max(parts) < 2**63):
+        """Pack each part. A list of plain numbers or texts is returned as it is: this is fast."""
+        types = set(map(type, parts))
+        if types <= ATOMS or (types == {int} and -INT_LIMIT < min(parts) <= max(parts) < INT_LIMIT):
             return parts
         return list(map(self.pack, parts))
 
     def unpack(self, x: Any) -> Any:
-        """A value from JSON."""
+        """A value from its form in JSON."""
         if type(x) is not list:
             return x
         kind, *parts = x
@@ -284,14 +283,15 @@ class Wire:
             return self.objects[parts[0]]
         if kind not in KINDS:
             return self.owner.load(kind, parts, self)
-        plain, _, make = KINDS[kind]
-        if make is None:  # first noted, then filled: it may hold itself
-            value = plain()
-            self.note(value)
+        cls, _, make = KINDS[kind]
+        if make is None:
+            value = cls()
+            self.add(value)
             return fill(value, self.unpack_all(parts))
-        number = self.note(None)
+        number = self.add(None)  # the writer, too, numbers a value before its parts
         value = make(*self.unpack_all(parts))
-        self.objects[number], self.numbers[id(value)] = value, number
+        self.objects[number] = value
+        self.numbers[id(value)] = number
         return value
 
     def unpack_all(self, parts: list) -> list:
@@ -304,10 +304,10 @@ def send(connection: socket.socket, text: str) -> None:
 
 
 def receive(connection: socket.socket, limit: float = 1e9, seconds: float | None = None) -> str:
-    """One message. Raises EOFError (the other is gone), TimeoutError, OverflowError (bytes)."""
+    """Wait for one message. Raises EOFError (the other is gone), TimeoutError or OverflowError."""
     end = monotonic() + (seconds or 0)
     line = bytearray()
-    while not line.endswith(b"\n"):
+    while not line.endswith(b"\n"):  # nothing follows a message before it is answered
         if seconds is not None:
             connection.settimeout(max(0.001, end - monotonic()))
         part = connection.recv(1 << 16)
@@ -320,14 +320,14 @@ def receive(connection: socket.socket, limit: float = 1e9, seconds: float | None
 
 
 def without_addresses(text: str) -> str:
-    """A text in which no object tells its address: it is another one in each run."""
+    """A text with "at 0x..." for each address of an object: addresses differ from run to run."""
     return re.sub(r"\bat 0x[0-9a-fA-F]+", "at 0x...", text)
 
 
 def shorten(text: str, room: int) -> str:
-    """At most `room` characters of a text: its head and its tail, with the cut marked."""
+    """At most `room` characters of a text, without addresses: its head, a mark and its tail."""
     text = without_addresses(text)
     if len(text) <= room:
         return text
-    half = max(0, room - 26) // 2
+    half = max(0, room - 26) // 2  # the mark takes at most 26
     return f"{text[:half]}...[{len(text) - 2 * half} cut]...{text[len(text) - half :]}"
