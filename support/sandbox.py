@@ -163,7 +163,7 @@ class Program:
         return getattr(builtins, parts[0]) if kind == "shared" else self.kept[parts[0]]
 
 
-def run_named(name: str, owner: Any, *args: Any, **kwargs: Any) -> Any:
+def run_named(name: str, owner: Any, /, *args: Any, **kwargs: Any) -> Any:
     """Call a method of an object, or do what an operator does: "__len__" stands for len(owner)."""
     if not name.startswith("__"):
         return getattr(owner, name)(*args, **kwargs)
