@@ -1,13 +1,13 @@
 """Talking with a program in another process, as if its functions and objects were here.
 
 `Link` sends requests to the program's process (support/sandbox.py) and reads its answers. What is
-no data stays there: `Values` makes a stand-in for it, a `Remote`, which asks for what is done with
-it. A call f(xs) of a test goes this way:
+no data, such as a function, stays there. `Values` makes a stand-in for it, a `Remote`: it asks the
+program to do what the test does with it. A call f(xs) of a test goes this way:
 
-    Remote.__call__ -> Link.ask    takes down the call for the feedback
+    Remote.__call__ -> Link.ask    notes the call for the feedback
       Link.say                     sends f's number, xs, and what the test changed since last time
-    Program.answer                 (in the other process) runs f and sends value and changes
-      Link.answer -> Wire.read     brings xs to the state that the program left it in
+    Program.answer                 (in the other process) runs f, sends the value and changes of xs
+      Link.answer -> Wire.read     makes the same changes to the test's xs
     Remote.__call__                returns the value, or raises what the program raised
 
 `show` writes values into feedback. Needs the standard library.
@@ -33,10 +33,13 @@ from support.plan import OPERATORS, Plan, Unscorable, is_exception_class
 from support.wire import CHANGEABLE, SHARED, Wire, receive, send, shorten
 
 NOTHING = object()  # no value: nothing was called, or it gave none
-COMPARED = 20_000_000  # elements that are compared to find changes; then KEPT_EQUAL counts
-KEPT_EQUAL = 2000  # elements of the containers that both sides hold
+MOST_COMPARED = 20_000_000  # elements; once so many were compared, only KEPT_EQUAL are from then on
+KEPT_EQUAL = 2000  # elements, in the newest containers
 MODULE = 0  # the number of the program's module, a stand-in like any other
-TURN = 0.01  # seconds of each wait that are the machine's, not the program's
+FREE_WAIT = 0.01  # seconds of each wait that are not charged: the machine needs them
+NOT_HOSTED = "a test uses {} of an object that stays with the program"
+STEPS = ("take items", "__next__")  # requests that may end with StopIteration
+BATCHES = (1, 1, 1, 1, 1, 1, 1, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512)  # items at once; then 1000
 
 
 class Died(BaseException):
@@ -48,27 +51,27 @@ class Asked(BaseException):
 
 
 class Link:
-    """One program under test, seen from the judge: what is asked and what it answers."""
+    """One program under test. control: the socket to the zygote, which starts and ends it."""
 
     def __init__(self, plan: Plan, code: str, limits: dict, control: Any, empty: bool) -> None:
         self.plan, self.code, self.limits, self.control = plan, code, limits, control
-        self.empty = empty  # the program is empty: find out whether the judge can host the tests
+        self.empty = empty  # the program is empty: this run finds out whether tests can be hosted
         self.socket: Any = None
-        self.death: Any = None
-        self.shortfall = ""  # why a right program may fail here: what no stand-in can do
-        self.unsent: Any = None  # a test handed over what cannot be sent; the test may catch it
-        self.quiet = self.asked = False  # quiet: nothing may be asked; asked: it was tried then
+        self.death: Any = None  # the Died that ended the program
+        self.shortfall = ""  # what a stand-in could not do: a right program may fail here
+        self.unsent: Any = None  # the error of arguments that cannot be sent; the test may catch it
+        self.quiet = self.asked = False  # while quiet, a request sets asked and raises Asked
         self.last: Any = None  # the last call as (its line of code, its value)
         self.cpu_seconds = 0.0
         self.compared = 0  # elements that were compared to find changes
         self.values = Values(self)
 
     def launch(self, source: int = 0, sink: int = 1) -> None:
-        """A new process begins to run the program."""
+        """A new process begins to run the program, with these files as its stdin and stdout."""
         self.stop()
         self.death = None
         self.wire = Wire(self.values)
-        self.patience = 1.5 * self.limits["timeout"] + 3  # seconds; CPU time decides, as a rule
+        self.patience = 1.5 * self.limits["timeout"] + 3  # seconds; most run out of CPU time first
         self.socket, theirs = socket.socketpair()
         with theirs:
             files = [source, sink, theirs.fileno()]
@@ -83,7 +86,7 @@ class Link:
         self.say(json.dumps(start))
 
     def start(self) -> dict:
-        """Define the program; what it has of the names that the tests use bare."""
+        """Define the program. Returns what it has of the names that the tests use, by name."""
         self.launch()
         try:
             found = self.answer()
@@ -93,12 +96,12 @@ class Link:
             raise
         if not isinstance(found, dict):
             self.die("error", "sent something that is no answer")
-        # No other name: the program must not hand over an `abs` or a hook of the judge.
+        # Only names that were asked for: it must not replace `abs` or a name of the judge.
         wanted = sorted(self.plan.wanted & found.keys())
         return {name: labelled(found[name], name) for name in wanted}
 
     def stop(self) -> tuple:
-        """End the program: (its exit code, whether it used up its time)."""
+        """End the program. Returns its exit code, and whether it used up its CPU time."""
         if not self.socket:
             return 0, False
         self.socket.close()
@@ -121,18 +124,18 @@ class Link:
         except TimeoutError:
             self.die("timeout", "ran out of time")
         except OSError:
-            pass  # it has ended; its last words are still to be read
+            pass  # it has ended; what it sent before can still be read
 
-    def answer(self, function: Any = "") -> Any:
-        """What the program says: a value, or an exception, raised here."""
+    def answer(self, may_stop: bool = False) -> Any:
+        """The value that the program sends; raises the exception that it sends instead."""
         if self.death:
             raise self.death
         try:
             begin = time.monotonic()
             limit = self.limits["output_bytes"]
             text = receive(self.socket, limit, max(0.001, self.patience))
-            self.patience -= max(0.0, time.monotonic() - begin - TURN)
-            if text.count("[") > 1000 + limit / 16:  # a container takes far more than its bytes
+            self.patience -= max(0.0, time.monotonic() - begin - FREE_WAIT)
+            if text.count("[") > 1000 + limit / 16:  # "[]" takes far more memory than two bytes
                 raise OverflowError
             raised, value = self.wire.read(text)
         except TimeoutError:
@@ -145,11 +148,10 @@ class Link:
             self.die("error", "sent something that is no answer")
         if not raised:
             return value
-        if not isinstance(value, BaseException):  # the class StopIteration would end a map(), too
+        if not isinstance(value, BaseException):  # a class, which could be raised, too
             self.die("error", "sent something that is no answer")
-        named = type(function) is str and function in ("take items", "__next__")
-        if isinstance(value, StopIteration) and not (named or self.plan.stops):
-            raise RuntimeError("the program raised StopIteration")  # else it would end a map()
+        if isinstance(value, StopIteration) and not (may_stop or self.plan.stops):
+            raise RuntimeError("the program raised StopIteration")  # else all(map(f, xs)) ends here
         raise value
 
     def ended(self) -> None:
@@ -163,7 +165,7 @@ class Link:
         if code < 0:
             names = {number.value: number.name for number in signal.Signals}  # some have none
             how = f"was ended by {names.get(-code, f'signal {-code}')}"
-        if code in (0, -signal.SIGKILL):  # the latter may be ours: it had closed its socket
+        if code in (0, -signal.SIGKILL):  # SIGKILL is stop()'s, if it only closed its socket
             how = "ended before it answered"
         self.die("error", how)
 
@@ -182,53 +184,54 @@ class Link:
         if label:
             shown = args[1:] if isinstance(function, str) else args  # without the owner of a method
             self.last = (shown_call(label, shown, kwargs), NOTHING)
-        missing = [x for x in (*args, *kwargs.values()) if isinstance(x, Missing)]
-        if missing and not isinstance(function, Missing):
-            missing[0]()  # as in Python: NameError before the call
-        # For a missing function this only finds out whether the arguments can cross.
-        wire = Wire(self.values) if isinstance(function, Missing) else self.wire
+        if isinstance(function, Missing):
+            self.request(Wire(self.values), function, args, kwargs)  # only to see whether it can
+            error = NameError(f"name '{label}' is not defined")
+            error._line = 0
+            raise error
+        for x in (*args, *kwargs.values()):
+            if isinstance(x, Missing):
+                x()  # raises NameError, as Python does before a call
+        self.say(self.request(self.wire, function, args, kwargs))
+        value = self.answer(may_stop=type(function) is str and function in STEPS)
+        if label:
+            self.last = (self.last[0], value)
+        return value
+
+    def request(self, wire: Wire, function: Any, args: tuple, kwargs: dict) -> str:
+        """The message that asks for a call. Raises TypeError if the arguments cannot cross."""
         try:
-            request = wire.write(function, kwargs or None, *args, gone=self.unseen(wire))
+            return wire.write(function, kwargs or None, *args, gone=self.unseen(wire))
         except (TypeError, ValueError, RecursionError) as error:
             self.shortfall = f"a test hands the program what cannot cross: {error}"
             if self.empty:
                 raise Unscorable(self.shortfall) from None
             self.unsent = TypeError(f"what cannot be sent to the program: {error}")
             raise self.unsent from None
-        if isinstance(function, Missing):
-            error = NameError(f"name '{label}' is not defined")
-            error._line = 0
-            raise error
-        self.say(request)
-        value = self.answer(function)
-        if label:
-            self.last = (self.last[0], value)
-        return value
 
     def unseen(self, wire: Wire) -> list:
-        """The numbers of containers that need not be kept equal any longer.
-
-        No test can see them any more. Or they are old, and comparing all that both sides hold has
-        cost too much so far: then only the newest stay.
-        """
-        numbers, room = [], KEPT_EQUAL if self.compared > COMPARED else math.inf
-        for number in reversed(list(wire.objects)):
+        """The numbers of containers that need not be kept equal any longer: those that no test can
+        see, and all old ones once comparing has cost too much."""
+        numbers = []
+        room = KEPT_EQUAL if self.compared > MOST_COMPARED else math.inf
+        for number in reversed(wire.objects):
             x = wire.objects[number]
-            if room < 0 or sys.getrefcount(x) <= 3:  # in wire.objects, as x, as an argument
+            if room < 0 or sys.getrefcount(x) <= 3:  # of wire.objects, x, and the argument itself
                 numbers.append(number)
                 continue
-            size = 8 + (len(x) if hasattr(x, "__len__") else 0)
+            size = 8 + (len(x) if hasattr(x, "__len__") else 0)  # 8: even an empty one costs time
             self.compared += size
             room -= size
         return numbers
 
 
 class Values:
-    """What is no data, on its way between the tests and one program (see Wire)."""
+    """How values that are no data cross between the tests and one program (see Wire)."""
 
     def __init__(self, link: Link) -> None:
         self.link = link
-        self.known: dict = {}  # stand-ins by the program's number, their classes by name
+        self.stand_ins: dict = {}  # by the number that the program gave to the object
+        self.classes: dict = {}  # of stand-ins, by the name of the object's class
         self.methods: set = set()  # (class, name) of attributes that were found to be methods
 
     def may_change(self, x: Any) -> bool:
@@ -236,20 +239,20 @@ class Values:
         return id(x) not in held_by_modules(len(sys.modules))
 
     def export(self, x: Any, wire: Wire) -> list:
-        """What of the judge is no data, for the program."""
+        """A value of the tests that is no data, as a list for the program."""
         if isinstance(x, Missing):
             return ["missing"]
         if isinstance(x, Remote):
             return ["object", x._number]
         name = getattr(x, "__name__", None)
-        if isinstance(name, str) and getattr(builtins, name, self) is x:
+        if isinstance(name, str) and getattr(builtins, name, NOTHING) is x:
             return ["shared", name]
         if isinstance(x, collections.abc.Iterator):
             return ["iterator", *wire.pack_all(list(itertools.islice(x, 10**6)))]
         raise TypeError(f"a value of type {type(x).__name__}")
 
     def load(self, kind: str, parts: list, wire: Wire) -> Any:
-        """What of the program is no data, for the tests."""
+        """A value of the program that is no data, for the tests."""
         return getattr(self, f"load_{kind}")(wire, *parts)
 
     def load_shared(self, wire: Wire, name: str) -> Any:
@@ -259,20 +262,19 @@ class Values:
         return value
 
     def load_object(self, wire: Wire, number: int, kind: str) -> Any:
-        """The stand-in for an object. Each class of the program has one of its own."""
-        number = int(number)  # never the name of a class, which self.known has, too
-        if number not in self.known:
-            name = f"class {kind}"
-            if len(self.known) > 200_000:
+        """The stand-in for an object of a class named `kind`. It has a class of this name, too."""
+        number = int(number)
+        if number not in self.stand_ins:
+            if len(self.stand_ins) > 200_000:
                 raise ValueError("more objects than any test needs")
-            if name not in self.known:
-                self.known[name] = type(kind, (Remote,), {})
-            self.known[number] = self.known[name](self.link, number, kind)
-        return self.known[number]
+            if kind not in self.classes:
+                self.classes[kind] = type(kind, (Remote,), {})
+            self.stand_ins[number] = self.classes[kind](self.link, number, kind)
+        return self.stand_ins[number]
 
     def load_method(self, wire: Wire, name: str, number: int, kind: str) -> Any:
-        """A method of an object; from now on it is called in one message."""
-        if name == "take items" or name[:2] == "__":  # their StopIteration means what it says
+        """A method of an object. From now on it is called without asking for the attribute."""
+        if name in STEPS or name[:2] == "__":  # a program must not choose what may stop a map()
             raise ValueError(name)
         owner = self.load_object(wire, number, kind)
         self.methods.add((kind, name))
@@ -280,13 +282,13 @@ class Values:
 
     def load_stream(self, wire: Wire, number: int, is_generator: bool) -> Any:
         stream = (Generator if is_generator else Stream)(self.link, int(number), "iterator")
-        object.__setattr__(stream, "_items", self.items(stream))
+        object.__setattr__(stream, "_items", self.items(stream))  # Remote's would ask the program
         return stream
 
     def items(self, stream: Any) -> Any:
         """The items of an iterator of the program: the first ones singly, then in batches."""
-        for size in itertools.chain([1] * 8, (2**n for n in range(1, 10)), itertools.repeat(1000)):
-            if size > 1:
+        for size in itertools.chain(BATCHES, itertools.repeat(1000)):
+            if size > 1:  # the iterator is ahead of the test
                 self.link.shortfall = "a test may see how far an iterator has come"
             try:
                 items = self.link.ask("", "take items", stream, size)
@@ -295,17 +297,11 @@ class Values:
             yield from items
 
     def load_error(self, wire: Wire, lineage: list, text: str, args: Any, line: int) -> Any:
-        """An exception as the nearest class that the judge has. lineage: its class and bases."""
-        args, kind = wire.unpack(args), None
+        """An exception of the nearest class that the judge has. lineage: its class and bases."""
+        args = wire.unpack(args)
         if lineage[0][0] == "solution" or not isinstance(args, tuple):
             args = (text,)
-        for module, name in lineage:
-            if module != "solution":
-                kind = getattr(sys.modules.get(module), name, None)
-            if is_exception_class(kind):
-                break
-        else:
-            raise ValueError("an exception of no class")
+        kind = nearest_class(lineage)
         try:
             error = kind.__new__(kind, *args)
         except Exception:
@@ -317,10 +313,21 @@ class Values:
         return error
 
 
+def nearest_class(lineage: list) -> type:
+    """The first exception class of this process among (module, name) of an exception's classes."""
+    for module, name in lineage:
+        if module != "solution":
+            kind = getattr(sys.modules.get(module), name, None)
+            if is_exception_class(kind):
+                return kind
+    raise ValueError("an exception of no class")
+
+
 @functools.lru_cache(2)
 def held_by_modules(count: int) -> dict:
-    """The containers that modules of this process hold, at any depth. count: of the modules."""
-    found = {id(sys.modules.get("solution")): None}  # the program's: not to be followed
+    """The containers that modules of this process hold, at any depth, by id. count: of modules,
+    for the cache: after a new import they are searched again."""
+    found = {id(sys.modules.get("solution")): None}  # not followed: it leads to the tests' own data
     new = {id(x): x for name, x in sys.modules.items() if name != "solution"}
     while new:
         found |= new
@@ -331,10 +338,10 @@ def held_by_modules(count: int) -> dict:
 class Remote:
     """A stand-in for a function, class or object of the program."""
 
-    def __init__(self, link: Link, number: Any, label: str) -> None:
-        fields = {"_link": link, "_number": number, "_label": label, "_kind": label}
+    def __init__(self, link: Link, number: Any, kind: str) -> None:
+        fields = {"_link": link, "_number": number, "_label": kind, "_kind": kind}
         for name, value in fields.items():
-            object.__setattr__(self, name, value)
+            object.__setattr__(self, name, value)  # self._link = link would ask the program
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         return self._link.ask(self._label, self, *args, **kwargs)
@@ -342,10 +349,11 @@ class Remote:
     def __getattr__(self, name: str) -> Any:
         link = self._link
         is_module = self is sys.modules.get("solution")  # a program may hand out its module, too
-        open_to_tests = link.plan.objects or is_module
-        if name != "__name__" and (name[:2] == "__" or not open_to_tests):
-            if name[:2] != "__":  # python looks for some of those itself
-                link.shortfall = not_hosted(name)
+        is_open = link.plan.objects or is_module or name == "__name__"
+        is_special = name[:2] == "__" and name != "__name__"  # python looks for some of them itself
+        if not is_open and not is_special:
+            link.shortfall = NOT_HOSTED.format(name)
+        if not is_open or is_special:
             raise AttributeError(f"{self!r} has no attribute {name!r}")
         if link.empty:
             return Missing(link, None, name)
@@ -361,54 +369,44 @@ class Remote:
         self._link.ask("", delattr, self, name)
 
     def __instancecheck__(self, x: Any) -> bool:
-        ours = isinstance(x, Remote) or hasattr(x, "_fields")  # a named tuple crosses as data
+        """isinstance(x, self): only the program's objects and named tuples can be instances."""
+        ours = isinstance(x, Remote) or hasattr(x, "_fields")
         return ours and self._link.ask("", isinstance, x, self)
 
     def __subclasscheck__(self, x: Any) -> bool:
         return self._link.ask("", issubclass, x, self)
 
     def _operator(self, name: str, *args: Any) -> Any:
-        """Have the program do what an operator does, if the reference has it."""
-        if self._link.plan.operators or name in ("__iter__", "__next__"):  # they give data
+        """Have the program do what an operator does, if the tests may use its operators."""
+        if self._link.plan.operators or name in ("__iter__", "__next__"):  # iteration is for all
             return self._link.ask("", name, self, *args)
         if name in ("__str__", "__repr__", "__format__"):
             return f"<{self._label} object>"
-        if name in ("__bool__", "__hash__"):
-            return name == "__bool__" or hash(self._number)
-        self._link.shortfall = not_hosted(name)
+        if name == "__bool__":
+            return True
+        if name == "__hash__":
+            return hash(self._number)
+        self._link.shortfall = NOT_HOSTED.format(name)
         raise TypeError(f"<{self._label} object> has no {name}")
 
     def __eq__(self, other: Any) -> bool:
         if not isinstance(other, Remote):
             self._link.shortfall = "a test compares an object of the program with plain data"
-            return NotImplemented  # data is the answer itself: no object decides that it equals it
+            return NotImplemented  # else a program could say that its object equals any answer
         return self is other or self._link.ask("", "__eq__", self, other)
-
-    def __hash__(self) -> int:
-        return self._operator("__hash__")
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         self._link.shortfall = "a test copies an object of the program"
         raise TypeError(self._link.shortfall)
 
 
-def not_hosted(name: str) -> str:
-    return f"a test uses {name} of an object that stays with the program"
-
-
-def operator_method(name: str) -> Any:
-    def method(self: Remote, *args: Any) -> Any:
-        return self._operator(name, *args)
-
-    return method
-
-
-for operator_name in OPERATORS - {"__hash__"}:
-    setattr(Remote, operator_name, operator_method(operator_name))
+# len(x) of a Remote is x._operator("__len__"), and so on.
+for operator_name in OPERATORS:
+    setattr(Remote, operator_name, functools.partialmethod(Remote._operator, operator_name))
 
 
 def labelled(value: Any, label: str) -> Any:
-    """The value; a stand-in gets the name that the feedback gives it."""
+    """The value. If it is a stand-in, the feedback calls it by this label from now on."""
     if isinstance(value, Remote):
         object.__setattr__(value, "_label", label)
     return value
@@ -426,34 +424,35 @@ class Stream(Remote):
 
 
 class Generator(Stream):
-    __class__ = types.GeneratorType  # what isinstance(x, types.GeneratorType) asks for
+    __class__ = types.GeneratorType  # so that isinstance(x, types.GeneratorType) is true
 
 
 class Missing(Remote):
     """A stand-in for what the program does not define."""
 
     def __getattr__(self, name: str) -> Any:
-        return self()
+        return self()  # raises NameError
 
 
 def message(error: BaseException) -> str:
+    """The text of an exception, "" if it has none."""
     try:
         return getattr(error, "_text", "") or str(error)
-    except Exception:  # the display of a value in it raises
+    except Exception:  # str() of a value in it raised
         return ""
 
 
 class Shown(reprlib.Repr):
-    """repr of bounded size, the same for the same value."""
+    """repr of bounded size that is the same in each run."""
 
     def __init__(self, room: int) -> None:
         super().__init__()
         self.maxlevel, self.maxlong, self.maxother, self.maxstring = 6, 200, 200, room
         self.maxlist = self.maxtuple = self.maxset = self.maxfrozenset = self.maxdict = 30
         self.maxdeque = 30
-        self.left = 2000  # parts to show: one list in many places is shown in each
+        self.left = 2000  # parts that may still be shown
 
-    def repr1(self, x: Any, level: int) -> str:  # the base goes by the name of the class
+    def repr1(self, x: Any, level: int) -> str:
         self.left -= 1
         if self.left < 0:
             return "..."
@@ -469,7 +468,7 @@ class Shown(reprlib.Repr):
             return "set()"
         try:
             parts = sorted(x)
-        except TypeError:  # the order of addresses differs from run to run
+        except TypeError:  # not comparable; the order of a set differs from run to run
             parts = sorted(x, key=repr)
         shown = [self.repr1(part, level - 1) for part in parts[: self.maxset]]
         if len(x) > self.maxset:
@@ -493,6 +492,8 @@ def show(x: Any, room: int = 200) -> str:
     try:
         if isinstance(x, (bool, float)):
             return repr(x)
-        return repr(shorten(x, room)) if isinstance(x, str) else shorten(Shown(room).repr(x), room)
+        if isinstance(x, str):
+            return repr(shorten(x, room))
+        return shorten(Shown(room).repr(x), room)
     except Exception:
         return f"a {type(x).__name__} that cannot be shown"

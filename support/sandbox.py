@@ -48,7 +48,7 @@ class Program:
         self.kept: list = []  # what the judge knows by a number: objects, classes, iterators
         self.numbers: dict = {}  # the numbers, by id
         self.named: set = set()  # names in the tests
-        self.ended: dict = {}  # the exceptions that ended iterators, by the iterator's id
+        self.endings: dict = {}  # the exceptions that ended iterators, by the iterator's id
 
     def serve(self) -> None:
         """Define the program, then answer until the judge ends this process."""
@@ -95,8 +95,8 @@ class Program:
 
     def take(self, source: Any, size: int) -> list:
         """At most `size` items. An exception after the first item waits for the next request."""
-        if id(source) in self.ended:
-            raise self.ended.pop(id(source))
+        if id(source) in self.endings:
+            raise self.endings.pop(id(source))
         items: list = []
         try:
             while len(items) < size:
@@ -104,7 +104,7 @@ class Program:
         except BaseException as error:
             if not items:
                 raise
-            self.ended[id(source)] = error
+            self.endings[id(source)] = error
         return items
 
     def export_error(self, error: BaseException, wire: Wire) -> list:
