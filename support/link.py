@@ -124,15 +124,15 @@ class Link:
         except TimeoutError:
             self.die("timeout", "ran out of time")
         except OSError:
-            pass  # it has ended; what it sent before can still be read
+            pass  # it has ended: answer() finds out how
 
     def answer(self, may_stop: bool = False) -> Any:
         """The value that the program sends; raises the exception that it sends instead."""
         if self.death:
             raise self.death
+        limit = self.limits["output_bytes"]
         try:
             begin = time.monotonic()
-            limit = self.limits["output_bytes"]
             text = receive(self.socket, limit, max(0.001, self.patience))
             self.patience -= max(0.0, time.monotonic() - begin - FREE_WAIT)
             if text.count("[") > 1000 + limit / 16:  # "[]" takes far more memory than two bytes
@@ -141,7 +141,7 @@ class Link:
         except TimeoutError:
             self.die("timeout", "ran out of time")
         except OverflowError:
-            self.die("error", f"returned more than {self.limits['output_bytes']} bytes")
+            self.die("error", f"returned more than {limit} bytes")
         except (OSError, EOFError):
             return self.ended()
         except Exception:
@@ -185,7 +185,7 @@ class Link:
             shown = args[1:] if isinstance(function, str) else args  # without the owner of a method
             self.last = (shown_call(label, shown, kwargs), NOTHING)
         if isinstance(function, Missing):
-            self.request(Wire(self.values), function, args, kwargs)  # only to see whether it can
+            self.request(Wire(self.values), function, args, kwargs)  # raises if they cannot cross
             error = NameError(f"name '{label}' is not defined")
             error._line = 0
             raise error
@@ -210,8 +210,7 @@ class Link:
             raise self.unsent from None
 
     def unseen(self, wire: Wire) -> list:
-        """The numbers of containers that need not be kept equal any longer: those that no test can
-        see, and all old ones once comparing has cost too much."""
+        """Numbers of containers that no test can see; old ones, too, once they cost too much."""
         numbers = []
         room = KEPT_EQUAL if self.compared > MOST_COMPARED else math.inf
         for number in reversed(wire.objects):
@@ -281,7 +280,8 @@ class Values:
         return functools.partial(self.link.ask, f"{owner._label}.{name}", name, owner)
 
     def load_stream(self, wire: Wire, number: int, is_generator: bool) -> Any:
-        stream = (Generator if is_generator else Stream)(self.link, int(number), "iterator")
+        kind = Generator if is_generator else Stream
+        stream = kind(self.link, int(number), "iterator")
         object.__setattr__(stream, "_items", self.items(stream))  # Remote's would ask the program
         return stream
 
@@ -323,10 +323,9 @@ def nearest_class(lineage: list) -> type:
     raise ValueError("an exception of no class")
 
 
-@functools.lru_cache(2)
+@functools.lru_cache(2)  # `count` is the number of modules: an import makes it search again
 def held_by_modules(count: int) -> dict:
-    """The containers that modules of this process hold, at any depth, by id. count: of modules,
-    for the cache: after a new import they are searched again."""
+    """The containers that modules of this process hold, at any depth, by id."""
     found = {id(sys.modules.get("solution")): None}  # not followed: it leads to the tests' own data
     new = {id(x): x for name, x in sys.modules.items() if name != "solution"}
     while new:
