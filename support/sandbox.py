@@ -168,7 +168,7 @@ def run_named(name: str, owner: Any, /, *args: Any, **kwargs: Any) -> Any:
     if not name.startswith("__"):
         return getattr(owner, name)(*args, **kwargs)
     plain = name.strip("_")
-    if name in dir(operator):
+    if name in dir(operator):  # not hasattr(): each module has a __repr__ and a __hash__, too
         function = getattr(operator, name)
     elif hasattr(builtins, plain) and plain != "exit":  # exit() does not stand for __exit__
         function = getattr(builtins, plain)

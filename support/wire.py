@@ -2,11 +2,12 @@
 
 A message is one line of JSON: [gone, changes, value, ...]. A number, a text, true, false and null
 stand for themselves. Other data is a list that begins with its kind: (1, 2) is ["tuple", 1, 2].
+Each side numbers these lists as it writes or reads them: 0, 1, 2, ... So both have the same
+numbers, and data that crosses again is only ["same", its number].
 
-A list or a dict that crossed exists twice, once on each side, and the two are kept equal. Each side
-numbers such data when it writes or reads it: 0, 1, 2, ... So both have the same numbers, and what
-crosses again is only ["same", its number]. `changes` are pairs of a number and the new contents:
-what the sender changed since its last message. Then both sides forget the numbers in `gone`.
+A list or a dict that crossed exists twice, once on each side, and the two are kept equal. `changes`
+are pairs of a number and the new contents: what the sender changed since its last message. Then
+both sides forget the numbers in `gone`.
 
 An example: the judge calls f(xs) with xs = [3, 1]. The program sorts xs and returns it.
 
@@ -230,8 +231,7 @@ class Wire:
                 changed[number] = new
         return changed
 
-    def add(self, x: Any) -> int:
-        """Give the next number to a value."""
+    def give_number(self, x: Any) -> int:
         number = self.count
         self.count += 1
         self.objects[number] = x
@@ -263,7 +263,7 @@ class Wire:
             raise TypeError(f"a value of type {cls.__name__} cannot cross")
         if kind is None:
             return self.owner.export(x, self)
-        self.add(x)
+        self.give_number(x)
         _, take_apart, _ = KINDS[kind]
         return [kind, *self.pack_all(take_apart(x))]
 
@@ -286,9 +286,9 @@ class Wire:
         cls, _, make = KINDS[kind]
         if make is None:
             value = cls()
-            self.add(value)
+            self.give_number(value)
             return fill(value, self.unpack_all(parts))
-        number = self.add(None)  # the writer, too, numbers a value before its parts
+        number = self.give_number(None)  # the writer, too, numbers a value before its parts
         value = make(*self.unpack_all(parts))
         self.objects[number] = value
         self.numbers[id(value)] = number
