@@ -34,6 +34,7 @@ from support.wire import CHANGEABLE, SHARED, Wire, receive, send, shorten
 
 NOTHING = object()  # no value: nothing was called, or it gave none
 MOST_COMPARED = 20_000_000  # elements; once so many were compared, only KEPT_EQUAL are from then on
+MOST_ITEMS = 10**6  # of an iterator that a test hands over
 KEPT_EQUAL = 2000  # elements, in the newest containers
 MODULE = 0  # the number of the program's module, a stand-in like any other
 FREE_WAIT = 0.01  # seconds of each wait that are not charged: the machine needs them
@@ -181,9 +182,12 @@ class Link:
         the feedback calls it ("": the feedback does not tell of it).
         """
         self.refuse_if_quiet()
+        shown = args[1:] if isinstance(function, str) else args  # without the owner of a method
+        call = shown_call(label, shown, kwargs) if label else ""
+        args = tuple(self.drawn(x) for x in args)
+        kwargs = {name: self.drawn(x) for name, x in kwargs.items()}
         if label:
-            shown = args[1:] if isinstance(function, str) else args  # without the owner of a method
-            self.last = (shown_call(label, shown, kwargs), NOTHING)
+            self.last = (call, NOTHING)
         if isinstance(function, Missing):
             self.request(Wire(self.values), function, args, kwargs)  # raises if they cannot cross
             error = NameError(f"name '{label}' is not defined")
@@ -195,8 +199,17 @@ class Link:
         self.say(self.request(self.wire, function, args, kwargs))
         value = self.answer(may_stop=type(function) is str and function in STEPS)
         if label:
-            self.last = (self.last[0], value)
+            self.last = (call, value)
         return value
+
+    def drawn(self, x: Any) -> Any:
+        """An iterator of the tests, its items drawn now: to draw one may ask the program, too."""
+        if isinstance(x, Remote) or not isinstance(x, collections.abc.Iterator):
+            return x
+        items = list(itertools.islice(x, MOST_ITEMS))
+        if len(items) == MOST_ITEMS:
+            self.shortfall = f"a test hands over an iterator of {MOST_ITEMS:,} items or more"
+        return iter(items)
 
     def request(self, wire: Wire, function: Any, args: tuple, kwargs: dict) -> str:
         """The message that asks for a call. Raises TypeError if the arguments cannot cross."""
@@ -247,7 +260,7 @@ class Values:
         if isinstance(name, str) and getattr(builtins, name, NOTHING) is x:
             return ["shared", name]
         if isinstance(x, collections.abc.Iterator):
-            return ["iterator", *wire.pack_all(list(itertools.islice(x, 10**6)))]
+            return ["iterator", *wire.pack_all(list(itertools.islice(x, MOST_ITEMS)))]
         raise TypeError(f"a value of type {type(x).__name__}")
 
     def load(self, kind: str, parts: list, wire: Wire) -> Any:

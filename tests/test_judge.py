@@ -200,6 +200,21 @@ def test_a_side_waits_for_the_call_where_it_must():
     assert run(p, "def f(x): return x").reward == 1
 
 
+def test_an_iterator_of_the_tests_may_ask_the_program_for_its_items():
+    program = "def f(xs, it): return xs + [len(x) for x in it]\ndef g(x): return x * 2"
+    tests = ["xs = [1]\nassert f(xs, map(g, [[2], [3, 4]])) == [1, 2, 4]"]
+    tests.append("assert f([], map(g, [None])) == []")
+    result = run(problem(tests, reference=program), program)
+    assert result.tests == [True, False]
+    assert "g(None) raised TypeError: unsupported operand" in result.feedback
+
+
+def test_a_method_may_have_arguments_of_any_name():
+    program = "class A:\n    def m(self, name, owner): return name + owner\ndef f(n): return A()"
+    test = "assert f(1).m(name='a', owner='b') == 'ab'"
+    assert run(problem([test], reference=program), program).reward == 1
+
+
 def test_what_breaks_off_fails_what_it_did_not_reach():
     text = (
         "def test_a():\n    assert f(1) == 1\n    r = f(2)\n    assert r == 2\n"
