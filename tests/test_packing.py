@@ -19,7 +19,6 @@ from support.packing import lay_out, micro_batches, rows_logprobs, why_padded
 TOKENS = {"vocab_size": 97, "bos_token_id": 1, "eos_token_id": 2, "initializer_range": 0.3}
 LAYERS = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "pad_token_id": 0}
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
-GPT2 = {"n_positions": 256, "n_embd": 32, "n_layer": 2, "n_head": 4}
 SCALED = {"Granite": {"logits_scaling": 3.0}, "Cohere": {"logit_scale": 0.5}}
 FAMILIES = ["Qwen3", "Llama", "Olmo2", "GPT2", "Qwen2", "Phi3", "Granite", "Cohere"]
 ROWS = [([3, 4, 5], [8, 9, 10]), ([3, 4, 5], [9]), ([3, 4, 5, 9, 6], [8, 9, 11, 12])]
@@ -28,12 +27,9 @@ ROWS = [([3, 4, 5], [8, 9, 10]), ([3, 4, 5], [9]), ([3, 4, 5, 9, 6], [8, 9, 11, 
 def tiny(family, **changes):
     """A new model of this family, the same every time."""
     torch.manual_seed(0)
-    if family == "GPT2":
-        config = transformers.GPT2Config(**TOKENS, **GPT2, **changes)
-        return transformers.GPT2LMHeadModel(config).eval()
     sizes = {**TOKENS, **LAYERS, **HEADS, **SCALED.get(family, {}), **changes}
     config = getattr(transformers, f"{family}Config")(**sizes)
-    return getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    return transformers.AutoModelForCausalLM.from_config(config).eval()
 
 
 @cache
@@ -130,18 +126,6 @@ def test_packed_is_padded_with_eager_attention_and_in_blocks(family, attention, 
     assert_packed_is_padded(model, ROWS, expected)
 
 
-@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing:FutureWarning")  # its older name
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_packed_is_padded_where_the_backward_computes_layers_again(reentrant):
-    model = tiny("Llama")
-    expected = padded(model, ROWS, 0.8)
-    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
-    model.enable_input_require_grads()  # the reentrant kind needs it
-    model.train()  # there is no dropout; train mode switches the checkpoints on
-    assert model.is_gradient_checkpointing
-    assert_packed_is_padded(model, ROWS, expected)
-
-
 def test_under_autocast_log_probabilities_are_float32_and_those_of_padded_rows():
     with torch.autocast("cpu", torch.bfloat16):
         found, _ = rows_logprobs(shared("Llama"), ROWS)
@@ -208,9 +192,7 @@ MIXED = {**WINDOW, "use_sliding_window": True, "max_window_layers": 1}
         ("NanoChat", {"final_logit_softcapping": 2.0}, packing.OTHER_LOGITS),
     ],
 )
-def test_a_model_that_packing_is_wrong_for_gets_padded_rows_and_one_warning(
-    family, changes, reason
-):
+def test_a_model_that_packing_is_wrong_for_is_padded_with_one_warning(family, changes, reason):
     model = tiny(family, **changes)
     with pytest.warns(UserWarning, match="gets padded rows") as said:
         logp, _ = rows_logprobs(model, ROWS)
@@ -235,13 +217,11 @@ def test_an_attention_kernel_that_takes_no_mask_is_a_reason_to_pad():
 # Micro-batches
 
 
-WINDOWED = tiny("Mistral", **WINDOW)
-
-
 @settings(max_examples=50)
 @given(forests(), st.integers(1, 60), st.booleans())
 def test_micro_batches_keep_the_budget_and_every_row(rows, budget, packed):
-    batches = micro_batches(shared("Llama") if packed else WINDOWED, rows, budget)
+    model = shared("Llama" if packed else "Mistral")
+    batches = micro_batches(model, rows, budget)
     assert sorted(sum(batches, [])) == list(range(len(rows)))
     for batch in batches:
         part = [rows[i] for i in batch]
@@ -253,4 +233,4 @@ def test_siblings_go_into_one_batch():
     rows = [([3 + i % 3] * 50, [6 + i] * 10) for i in range(12)]
     batches = micro_batches(shared("Llama"), rows, 90)  # a prompt and four completions
     assert sorted(map(sorted, batches)) == [[0, 3, 6, 9], [1, 4, 7, 10], [2, 5, 8, 11]]
-    assert len(micro_batches(WINDOWED, rows, 120)) == 6  # two whole rows each
+    assert len(micro_batches(shared("Mistral"), rows, 120)) == 6  # two whole rows each
