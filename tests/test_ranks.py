@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 import torch
 from torch.distributed.tensor import DTensor
-from transformers import AutoModelForCausalLM, MistralConfig, Qwen2Config
 
 import executor
 import murphy
 from murphy import Config
 from support import ranks, run, state
+from tests.test_packing import tiny
 from tree import Node, from_dict, walk
 
 FORKS = multiprocessing.get_context("forkserver")  # torch is imported once for all processes
@@ -61,22 +61,25 @@ CASES = [
     ([0, 0, 0, 1, 1, 2, 2], {"loss_norm": "token", "micro_tokens": 12}),
     ([0, 0, 0, 0, 0, 0, 0], {"loss_norm": "constant", "minibatches": 2}),  # the others are idle
 ]
-ALL = list(itertools.product(("packed", "padded"), range(len(CASES))))
+ALL = list(itertools.product(("Qwen2", "Mistral"), range(len(CASES))))  # packed and padded
 
 
 def seven_nodes():
+    torch.manual_seed(3)
     made = []
-    for i, advantage in enumerate([1.0, -0.5, 0.0, 2.0, -1.0, 0.7, 0.3]):
-        prompt, completion = list(range(7, 9 + i % 3)), list(range(20 + 9 * i, 21 + 10 * i))
+    for i, advantage in enumerate([1.0, -0.5, 0.0, 2.0, -1.0, 0.0, 0.3]):
+        prompt = torch.randint(5, 90, (2 + i % 3,)).tolist()
+        completion = torch.randint(5, 90, (1 + i,)).tolist()
         made.append(Node(1, advantage=advantage, prompt_ids=prompt, completion_ids=completion))
     return made
 
 
-def updated(kind, number):
+def updated(family, number):
     """Numbers, gradient and weights of an update; how many weights and moments are held here."""
     owners, more = CASES[number]
     config = Config(**{"minibatches": 1, "grad_clip": 1e9, **more})
-    last, model = ranks.count() - 1, tiny(kind)
+    model = tiny(family).double()  # in float32 the first step's rounding shows in the second
+    last = ranks.count() - 1
     pairs = zip(seven_nodes(), owners, strict=True)
     mine = [node for node, owner in pairs if min(owner, last) == ranks.rank()]
 
@@ -102,30 +105,20 @@ def updated(kind, number):
     return numbers, gradient, weights, sum(t.numel() for t in local)
 
 
-def tiny(kind):
-    """Made in each process: transformers notes at that moment which outputs a model can give."""
-    torch.manual_seed(0)
-    sizes = {"vocab_size": 300, "hidden_size": 32, "intermediate_size": 64}
-    sizes |= {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
-    kinds = {"packed": Qwen2Config, "padded": MistralConfig}  # that one has a sliding window
-    model = AutoModelForCausalLM.from_config(kinds[kind](**sizes, initializer_range=0.3))
-    return model.double().eval()  # in float32 the first step's rounding shows in the second
-
-
 def update_all(folder):
     ranks.join(torch.device("cpu"))
-    for kind, number in ALL:
-        torch.save(updated(kind, number), f"{folder}/{kind}-{number}-{ranks.rank()}")
+    for family, number in ALL:
+        torch.save(updated(family, number), f"{folder}/{family}-{number}-{ranks.rank()}")
 
 
 def test_the_update_of_several_ranks_is_that_of_one_process(tmp_path):
     for count in (2, 3):
         (tmp_path / str(count)).mkdir()
         finish(start(count, update_all, f"{tmp_path}/{count}"))
-    for kind, number in ALL:
-        numbers, gradient, weights, held = updated(kind, number)  # in this process, alone
+    for family, number in ALL:
+        numbers, gradient, weights, held = updated(family, number)  # in this process, alone
         for count, rank in [(2, 0), (2, 1), (3, 0), (3, 1), (3, 2)]:
-            found = torch.load(tmp_path / str(count) / f"{kind}-{number}-{rank}")
+            found = torch.load(tmp_path / str(count) / f"{family}-{number}-{rank}")
             its_numbers, its_gradient, its_weights, its_share = found
             assert its_numbers == pytest.approx(numbers, rel=1e-6, abs=1e-9), CASES[number]
             assert (its_gradient - gradient).norm() <= 1e-6 * gradient.norm(), CASES[number]
@@ -135,12 +128,14 @@ def test_the_update_of_several_ranks_is_that_of_one_process(tmp_path):
 
 # Whole runs
 
+SMALL = {"problems": "cutoff", "problems_per_step": 4, "group_size": 3, "max_new_tokens": 16}
+SMALL |= {"learning_rate": 1e-3, "eval_count": 4, "eval_iterations": 2}
+
 
 @pytest.fixture
 def small(base, tmp_path):
-    settings = {"problems": "cutoff", "steps": 3, "problems_per_step": 4, "group_size": 3}
-    settings |= {"max_new_tokens": 16, "learning_rate": 1e-3, "log_trees_every": 2, "model": base}
-    settings |= {"eval_count": 4, "eval_iterations": 2, "eval_every": 0, "save_every": 1}
+    settings = SMALL | {"model": base, "steps": 3}
+    settings |= {"log_trees_every": 2, "eval_every": 0, "save_every": 1}
     return lambda name, **more: Config(**{**settings, "output": str(tmp_path / name), **more})
 
 
@@ -148,22 +143,24 @@ def lines_of(log):
     return [json.loads(line) for line in log.read_text().splitlines()]
 
 
-def train_until_one_dies(config):
+def train_and_signal(config, rank, step, *signals):
+    """Train. When this step was logged, this rank gets these signals."""
     report = murphy.report
 
-    def deadly(state, *rest):
+    def signalled(state, *rest):
         report(state, *rest)
-        if state.step == 1 and ranks.rank() == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
+        if (ranks.rank(), state.step) == (rank, step):
+            for number in signals:
+                os.kill(os.getpid(), number)
 
-    murphy.report = deadly
+    murphy.report = signalled
     murphy.train(config)
 
 
 def test_a_run_of_two_killed_and_resumed_is_the_undisturbed_run(small):
     whole, broken = small("whole"), small("broken")
     finish(start(2, murphy.train, whole))
-    first, second = start(2, train_until_one_dies, broken)
+    first, second = start(2, train_and_signal, broken, 1, 1, signal.SIGKILL)
     first.join(300)  # it ends with an error and does not wait for ever
     second.join(300)
     assert first.exitcode not in (0, None) and second.exitcode == -signal.SIGKILL
