@@ -6,14 +6,11 @@ Most samplers here are scripted: an answer is a word, and `execute` knows what e
 import itertools
 import json
 import math
-import os
 import shutil
-import socket
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,6 +19,7 @@ import executor
 from evaluate import attempt_rows, bootstrap, iterate, mean_with_interval, pass_at_k, table, wilson
 from support import toy
 from support.problems import Problem
+from tests.test_ranks import finish, start
 from tree import Completion
 
 WORTH = {"right": (1.0, True), "wrong": (0.0, False), "wrong2": (0.5, False)}
@@ -137,9 +135,9 @@ def test_a_chain_ends_when_the_public_tests_pass_and_all_tests_give_the_verdict(
 def test_no_hidden_test_is_in_any_prompt_unless_oracle_is_asked_for(tmp_path):  # D44, D46
     """With the real executor. Decision 9: with oracle all tests feed the loop, and it is said."""
     tests = ["assert f(1) == 1", "assert f(76543) == 98765"]
-    row = {"id": "p", "prompt": "Write f.", "tests": tests, "public_tests": tests[:1]}
+    row = {"prompt": "Write f.", "tests": tests, "public_tests": tests[:1], "entry_point": "f"}
     mine = tmp_path / "p.jsonl"
-    mine.write_text(json.dumps(row | {"entry_point": "f", "kind": "assert"}))
+    mine.write_text(json.dumps(row))
     third = "def f(x):\n    return x if x > 0 | 1 or x == 1 else '<|endoftext|>'"
     texts = ["def f(x): return 0", "def f(x): return 1 / 0", third, third]
 
@@ -242,13 +240,6 @@ def files(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def rank_of_two(rank, port, arguments):
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2"}
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    torch.set_num_threads(1)
-    evaluate.main(arguments)
-
-
 def test_shared_by_two_processes_is_one_whole_run(base, tmp_path, capsys, monkeypatch):
     more = ("--samples", "2", "--control")
     evaluate.main(command(base, tmp_path / "whole", *more))
@@ -276,13 +267,7 @@ def test_shared_by_two_processes_is_one_whole_run(base, tmp_path, capsys, monkey
     rows = files(tmp_path / "parts")["samples.jsonl"]
     assert whole["samples.jsonl"].startswith(rows) and rows.count(b"\n") >= 12
 
-    # Two processes go on with what one began.
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    executor.close()  # its workers are not for the children
-    start = torch.multiprocessing.start_processes
-    start(rank_of_two, (port, arguments), nprocs=2, start_method="fork")
+    finish(start(2, evaluate.main, arguments))  # two processes go on with what one began
     assert files(tmp_path / "parts") == whole
 
     evaluate.main(arguments)  # and one that is finished is only shown
@@ -297,8 +282,7 @@ def refused(sentence, arguments):
 
 
 def test_a_folder_with_other_settings_or_a_damaged_file_is_refused(base, tmp_path):
-    row = {"id": "p", "prompt": "Write f.", "tests": ["assert f(1) == 1"], "entry_point": "f"}
-    row |= {"kind": "assert", "public_tests": []}
+    row = {"id": "p", "prompt": "Write f.", "tests": ["assert f(1) == 1"]}
     mine, out, model = tmp_path / "p.jsonl", tmp_path / "out", tmp_path / "model"
     mine.write_text(json.dumps(row))
     shutil.copytree(base, model)
@@ -333,7 +317,6 @@ def test_a_folder_with_other_settings_or_a_damaged_file_is_refused(base, tmp_pat
         ("--model=", "--model is missing"),
         ("--model=no/such/model --benchmark=humanevil", "no folder with a config.json"),
         ("--benchmark=no_such_file.jsonl", "no_such_file.jsonl is neither a file nor a known set"),
-        ("--device=cuda:99", "device 'cuda:99' cannot be used on this machine"),
         ("--iterations=0", "--iterations must be at least 1, got 0"),
         ("--temperature=nan", "--temperature must be at least 0"),
         ("--samples=4 --temperature=0", "greedy chains are all equal"),
