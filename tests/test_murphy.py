@@ -1,12 +1,10 @@
 """murphy.py: the order of operations, what is trained on, and a whole run on the command line."""
 
 import copy
-import itertools
 import json
-import os
-import subprocess
+import runpy
+import signal
 import sys
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,38 +17,9 @@ from murphy import Config, choose, update
 from propagate import group_advantages
 from support.run import check_hub
 from support.state import recompute_layers
-from tree import Completion, Node, build_trees, groups, walk
-
-
-def seven_nodes():
-    torch.manual_seed(3)
-    made = []
-    for i, advantage in enumerate([1.0, -0.5, 0.0, 2.0, -1.0, 0.0, 0.3]):
-        prompt = torch.randint(5, 90, (2 + i % 3,)).tolist()
-        completion = torch.randint(5, 90, (1 + i,)).tolist()
-        made.append(Node(1, advantage=advantage, prompt_ids=prompt, completion_ids=completion))
-    return made
-
-
-def scripted(rewards, turns, group_size, log, trees=1):
-    """Trees of the real collector, with these rewards; the log holds every call in order."""
-    numbers = itertools.count()
-
-    def completion(prompt):
-        number = next(numbers)
-        return Completion(f"def p(): return {number}", [3, 4, len(prompt)], [5 + number % 200, 2])
-
-    def sample(prompts, n):
-        log.append(f"sample {len(prompts)}x{n}")
-        return [[completion(prompt) for _ in range(n)] for prompt in prompts]
-
-    def execute(jobs):
-        log.append(f"execute {len(jobs)}")
-        told = {"status": "", "feedback": "e", "public_passed": False}
-        return [SimpleNamespace(reward=rewards[int(code.split()[-1])], **told) for _, code in jobs]
-
-    problems = [SimpleNamespace(id="x", prompt="q", entry_point="p") for _ in range(trees)]
-    return build_trees(problems, sample, execute, turns, group_size)
+from tests.test_ranks import lines_of, seven_nodes
+from tests.test_tree import Script, grow
+from tree import Node, groups, walk
 
 
 def spy(monkeypatch, name, note):
@@ -106,13 +75,14 @@ def assert_gradient_of_padded(found, model, nodes, norm, denominator):
 
 def test_the_worked_example_through_the_real_collector(monkeypatch, qwen):
     """Section 8 of the specification: which nodes pass each stage, and in what order."""
-    log, rewards = [], [0.5, 0, 1] + [0.5, 0, 0.5] + [1, 0, 0]
-    trees = scripted(rewards, 2, 3, log)
+    script = Script([0.5, 0, 1] + [0.5, 0, 0.5] + [1, 0, 0])
+    trees = grow(script, "x", turns=2, group_size=3)
     for name in ("propagate", "inter_prune", "intra_prune", "group_advantages"):
-        spy(monkeypatch, name, lambda *_, name=name: log.append(name))
+        spy(monkeypatch, name, lambda *_, name=name: script.log.append(name))
     kept = choose(trees, Config(inter_budget=2, intra_budget=2, group_size=3))
-    grown = ["sample 1x3", "execute 3", "sample 2x3", "execute 6"]
-    assert log == [*grown, "propagate", "inter_prune", *["intra_prune", "group_advantages"] * 2]
+    grown = [("sample", 1, 3), ("execute", 3), ("sample", 2, 3), ("execute", 6)]
+    in_order = [*grown, "propagate", "inter_prune", *["intra_prune", "group_advantages"] * 2]
+    assert script.log == in_order
 
     a, b, c = trees[0].children
     assert [n.credit for n in (a, b, c)] == [0.5, 1, 1]
@@ -140,7 +110,7 @@ def test_the_worked_example_through_the_real_collector(monkeypatch, qwen):
 )
 def test_kept_groups_are_siblings_and_sum_to_nothing(turns, group_size, rule, inter, intra, rng):
     rewards = [rng.choice([0, 0.25, 0.5, 1]) for _ in range(400)]
-    trees = scripted(rewards, turns, group_size, [], trees=2)
+    trees = grow(Script(rewards), "xy", turns, group_size)
     config = Config(turns=turns, credit=rule, inter_budget=inter, intra_budget=intra)
     kept = choose(trees, config)
     assert len({id(n) for n in kept}) == len(kept) == sum(n.kept for t in trees for n in walk(t))
@@ -156,7 +126,7 @@ def test_kept_groups_are_siblings_and_sum_to_nothing(turns, group_size, rule, in
 def test_with_one_turn_every_rule_is_grpo_to_the_last_bit(qwen):
     rewards, seen = [0, 0.5, 1, 0.25], []
     for rule in ("mars", "mers", "none"):
-        kept = choose(scripted(rewards, 1, 4, []), Config(turns=1, credit=rule))
+        kept = choose(grow(Script(rewards), "x", 1, 4), Config(turns=1, credit=rule))
         model = copy.deepcopy(qwen)
         torch.manual_seed(0)
         stats = optimise(model, kept, lr=0.1)
@@ -234,32 +204,22 @@ def test_loss_is_about_zero_and_yet_it_learns(qwen):
     assert after[0] > before[0] and after[1] < before[1]
 
 
-def test_old_log_probabilities_are_those_before_any_step_of_the_update(qwen):
+def test_old_log_probabilities_are_those_before_any_step_of_the_update(qwen, monkeypatch):
     """Two optimizer steps: in the second the ratio has left 1, by what the first one changed."""
-    kept, model = seven_nodes(), copy.deepcopy(qwen)
-    torch.manual_seed(5)
-    order = torch.randperm(7).tolist()
-    torch.manual_seed(5)
-    stats = optimise(qwen, kept, lr=0.1, minibatches=2)
-
-    first = [kept[i] for i in order[0::2]]
-    second = [kept[i] for i in order[1::2] if kept[i].advantage]
-    batch = pad_rows(rows_of(second), 0)
-    with torch.no_grad():
-        old = token_logprobs(model, *batch)
-    padded_loss(model, first, [n.advantage for n in first]).backward()
-    torch.optim.SGD(model.parameters(), lr=0.1).step()
-    with torch.no_grad():
-        ratios = (token_logprobs(model, *batch) - old)[batch[2]].exp()
-    first_tokens = sum(len(n.completion_ids) for n in first if n.advantage)
-    expected = (ratios.sum().item() + first_tokens) / (len(ratios) + first_tokens)
-    assert abs(ratios.mean().item() - 1) > 1e-3
-    assert stats["ratio"] == pytest.approx(expected, rel=1e-4)
+    before, rows, compared = copy.deepcopy(qwen), [], []
+    spy(monkeypatch, "rows_logprobs", lambda model, some, *_: rows.append(some))
+    spy(monkeypatch, "grpo_loss", lambda logp, old, *_: compared.append((logp, old)))
+    optimise(qwen, seven_nodes(), lr=0.1, minibatches=2)
+    (_, old_of_first), (logp, old) = compared
+    assert old_of_first is None  # the model has not changed yet
+    expected = token_logprobs(before, *pad_rows(rows[-1], 0))
+    assert torch.allclose(old, expected, atol=1e-5)
+    assert (logp - old).abs().max() > 0.01
 
 
 def test_where_nothing_can_be_learned_or_the_gradient_is_not_finite_nothing_changes(qwen):
     before = weights(qwen)
-    kept = choose(scripted([0] * 12, 2, 3, []), Config())
+    kept = choose(grow(Script([0] * 12), "x", 2, 3), Config())
     stats = update(qwen, torch.optim.AdamW(qwen.parameters()), kept, Config())
     assert stats["optimizer_steps"] == stats["loss"] == 0
     assert torch.equal(weights(qwen), before)
@@ -277,33 +237,28 @@ def test_a_whole_run_on_the_command_line(base, tmp_path, monkeypatch, capsys):
     small = "steps=2 eval-every=1 log-trees-every=1 problems-per-step=2 group-size=3 eval-count=6"
     small += f" eval-iterations=2 max-new-tokens=16 problems=cutoff model={base} output=run"
     arguments = [f"--{option}" for option in small.split()]
-    done = subprocess.run(
-        [sys.executable, murphy.__file__, *arguments],
-        cwd=tmp_path,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["murphy.py", *arguments])
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # the tests keep their own Ctrl-C
+    runpy.run_path(murphy.__file__, run_name="__main__")
     run = tmp_path / "run"
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines] == [0, 1]
-    trees = [json.loads(line) for line in (run / "trees.jsonl").read_text().splitlines()]
-    assert [tree["step"] for tree in trees] == [0, 0, 1, 1]
+    assert [line["step"] for line in lines_of(run / "metrics.jsonl")] == [0, 1]
+    assert [tree["step"] for tree in lines_of(run / "trees.jsonl")] == [0, 0, 1, 1]
     assert json.loads((run / "evaluation.json").read_text()).keys() == {"0", "1", "2"}
+    said = capsys.readouterr().out
     for text in ("Before: 6 held-out problems", "After 2 steps", "--learning-rate 1e-06"):
-        assert text in done.stdout
+        assert text in said
 
     def spoil(folder):
         (folder / "trees.jsonl").write_text("[" * 99_999)
         return "the curves"
 
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(murphy, "plot", spoil)
     grpo = ["--model=run", "--turns=1", "--credit=none", "--steps=1", "--output=grpo"]
     murphy.main(arguments + grpo)  # what was saved loads again
     # Two problems, one turn, groups of three.
-    assert json.loads((tmp_path / "grpo" / "metrics.jsonl").read_text())["programs"] == 6
+    (line,) = lines_of(tmp_path / "grpo" / "metrics.jsonl")
+    assert line["programs"] == 6
     # A log that somebody changed costs a run nothing but its drawing.
     said = capsys.readouterr().out
     assert said.count("The run is whole, but its logs cannot be shown: ") == 1
@@ -317,7 +272,6 @@ def test_a_whole_run_on_the_command_line(base, tmp_path, monkeypatch, capsys):
         (["--gamma", "2"], "--gamma has no effect with --credit mars"),
         (["--model", "./no/such/model"], "cannot load a model from './no/such/model'"),
         (["--problems", "nothing.jsonl", "--model", "x"], "nothing.jsonl is neither a file nor a"),
-        (["--credit", "best"], "invalid choice: 'best'"),
         (["--output", "x", "--resume"], "--resume needs the --output of a run"),
         (["--resume"], "--resume needs --output, the folder of the run"),
         (["--device", "cuda:99"], "device 'cuda:99' cannot be used on this machine"),

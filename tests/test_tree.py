@@ -1,11 +1,8 @@
 """tree.py: what is sampled, executed and expanded; what a prompt holds; which code is found."""
 
 import ast
-import contextlib
-import io
 import json
 import re
-import sys
 import textwrap
 import time
 from pathlib import Path
@@ -145,23 +142,20 @@ def test_a_prompt_that_is_too_long_leaves_its_node_without_children_and_says_so(
 
 
 @pytest.mark.parametrize(
-    "sample, execute, sentence",
+    "wrong, sentence",
     [
-        (lambda prompts, n: [], None, "sample() got 1 prompts and gave 0"),
-        (lambda prompts, n: [["x"]], None, "sample() got 2 completions to make and gave 1"),
-        (two, lambda jobs: [result(0)], "execute() got 2 jobs and gave 1"),
-        (two, lambda jobs: 2 * [result(0, "none", "unscorable")], "'p' cannot be scored: none"),
+        ({"sample": lambda prompts, n: []}, "sample() got 1 prompts and gave 0"),
+        ({"sample": lambda prompts, n: [["x"]]}, "sample() got 2 completions to make and gave 1"),
+        ({"execute": lambda jobs: [result(0)]}, "execute() got 2 jobs and gave 1"),
+        ({"execute": lambda jobs: 2 * [result(0, "no", "unscorable")]}, "'p' cannot be scored: no"),
+        ({"turns": 0}, "turns (0) and group_size (2) must be at least 1"),
+        ({"group_size": 0}, "turns (1) and group_size (0) must be at least 1"),
     ],
 )
-def test_a_function_that_gives_a_wrong_number_or_no_score_is_named(sample, execute, sentence):
+def test_a_wrong_number_or_a_problem_without_a_score_is_named(wrong, sentence):
+    arguments = {"sample": two, "execute": None, "turns": 1, "group_size": 2, **wrong}
     with pytest.raises(ValueError, match=re.escape(sentence)):
-        build_trees([problem()], sample, execute, turns=1, group_size=2)
-
-
-@pytest.mark.parametrize("turns, group_size", [(0, 2), (2, 0)])
-def test_a_tree_without_turns_or_members_is_refused(turns, group_size):
-    with pytest.raises(ValueError, match="at least 1"):
-        build_trees([], None, None, turns, group_size)
+        build_trees([problem()], **arguments)
 
 
 def test_a_thought_that_the_template_opened_is_no_program():
@@ -179,21 +173,12 @@ def behaves(case, code):
     """Whether a program does what the case asks for."""
     if "code" in case:
         return code == case["code"]
-    space = {"__name__": "solution"}
-    out, stdin = io.StringIO(), sys.stdin
-    sys.stdin = io.StringIO(case.get("stdin", ""))
-    try:
-        with contextlib.redirect_stdout(out):
-            exec(code, space)
-            owner, _, name = case["entry_point"].rpartition(".")
-            for arguments, value in case.get("calls", []):
-                function = getattr(space[owner](), name) if owner else space[name]
-                assert function(*arguments) == value
-    except Exception:
-        return False
-    finally:
-        sys.stdin = stdin
-    return out.getvalue() == case["stdout"] if "stdout" in case else True
+    kind, tests = "stdin", [[case.get("stdin"), case.get("stdout")]]
+    if "calls" in case:
+        kind, name = "assert", case["entry_point"].replace("Solution.", "Solution().")
+        tests = [f"assert {name}(*{arguments}) == {value!r}" for arguments, value in case["calls"]]
+    asked = SimpleNamespace(kind=kind, tests=tests, entry_point="")
+    return executor.run(asked, code).reward == 1
 
 
 @pytest.mark.parametrize("case", ANSWERS, ids=lambda case: case["name"])
@@ -243,11 +228,8 @@ def test_a_program_is_found_again_in_any_answer(case):
     assert ast.dump(ast.parse(found)) == ast.dump(ast.parse(program))
 
 
-PIECES = st.sampled_from(PARTS["pieces"])
-
-
 @settings(max_examples=60)
-@given(st.text() | st.lists(PIECES).map("".join), st.booleans())
+@given(st.text() | st.lists(st.sampled_from(PARTS["pieces"])).map("".join), st.booleans())
 def test_any_text_gives_a_program_or_nothing_but_no_blank_and_no_exception(text, thinking):
     for name in ("f", "", "Solution.f"):
         code = extract_code(text, name, thinking)
