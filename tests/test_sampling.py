@@ -5,33 +5,25 @@ from pathlib import Path
 
 import pytest
 import torch
-import transformers
 from tokenizers import AddedToken
 from transformers import GenerationConfig
 
 import support.sampling as S
 from grpo import select_logprobs
 from support.sampling import Sampler, autocast, encode, load_model, pick_device
+from tests.test_packing import tiny
 from tree import refinement_messages
 
-SIZES = {"vocab_size": 300, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
-SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.3}
-SIZES |= {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 CPU = torch.device("cpu")
+FAMILIES = {"GPT2": {}, "Qwen2": {}, "Lfm2": {"layer_types": ["conv", "full_attention"]}}
+WINDOW = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8}
+FAMILIES["Gemma3Text"] = WINDOW
 
 
-@pytest.fixture(params=["gpt2", "qwen", "gemma", "lfm2"])
+@pytest.fixture(params=FAMILIES)
 def model(request):
     """Gemma's first layer sees 8 tokens; that of Lfm2 keeps a state that is no key and no value."""
-    torch.manual_seed(0)
-    if request.param == "gemma":
-        layers = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8}
-        config = transformers.Gemma3TextConfig(**SIZES, **layers, head_dim=8)
-        return transformers.Gemma3ForCausalLM(config).eval()
-    if request.param == "lfm2":
-        config = transformers.Lfm2Config(**SIZES, layer_types=["conv", "full_attention"])
-        return transformers.Lfm2ForCausalLM(config).eval()
-    return request.getfixturevalue(request.param)
+    return tiny(request.param, vocab_size=300, **FAMILIES[request.param])
 
 
 def chat(*contents):
