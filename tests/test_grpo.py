@@ -132,18 +132,6 @@ def test_the_clip_by_hand(capsys):  # D11, D12
         assert row.split() in shown
 
 
-def test_clipped_is_the_share_of_tokens_without_gradient_and_only_logp_gets_one():
-    logp = torch.tensor([[1.5], [1.5], [0.5], [0.5]]).log().requires_grad_()
-    old, ref = torch.zeros(2, 4, 1, requires_grad=True)
-    advantages = torch.tensor([1.0, -1.0, 1.0, -1.0])
-    mask = torch.ones(4, 1)
-    loss, stats = grpo_loss(logp, old, advantages, mask)
-    assert (slopes(loss, logp)[:, 0] == 0).tolist() == [True, False, False, True]
-    assert mean_stats([stats])["clipped"] == 0.5
-    loss, _ = grpo_loss(logp, old, advantages, mask, beta=1.0, ref_logp=ref)
-    assert torch.autograd.grad(loss, [old, ref], allow_unused=True) == (None, None)
-
-
 @pytest.mark.parametrize(
     "norm, denominator, expected",
     [
@@ -161,19 +149,21 @@ def test_each_norm_is_the_documented_one(norm, denominator, expected):  # D13
 
 
 def naive_loss(tables, advantages, lengths, weights, low, high, beta, norm, denominator):
+    """The loss, and how many tokens the clip leaves without a gradient."""
     logp, old, ref = tables
-    total = 0.0
+    total, without_gradient = 0.0, 0
     for i, length in enumerate(lengths):
         row = 0.0
         for t in range(length):
             rho = math.exp(logp[i][t] - old[i][t])
             clipped = min(max(rho, 1 - low), 1 + high)
+            without_gradient += clipped * advantages[i] < rho * advantages[i]
             d = ref[i][t] - logp[i][t]
             row += beta * (math.exp(d) - d - 1) - min(rho * advantages[i], clipped * advantages[i])
         if norm == "sequence":
             row /= max(length, 1)
         total += weights[i] * row
-    return total / denominator
+    return total / denominator, without_gradient
 
 
 @st.composite
@@ -195,22 +185,25 @@ def test_the_loss_against_a_loop(batch, norm, low, high, beta):
     rows = sum(length > 0 for length in lengths)
     count = {"sequence": rows, "token": sum(lengths), "constant": 7.0 * rows}[norm]
     logp, old, ref, A, w = (
-        torch.tensor(numbers, dtype=torch.float64) for numbers in (*tables, advantages, weights)
+        torch.tensor(numbers, dtype=torch.float64, requires_grad=True)
+        for numbers in (*tables, advantages, weights)
     )
     mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
     options = {"clip_low": low, "clip_high": high, "beta": beta, "ref_logp": ref, "norm": norm}
     if norm == "constant":
         options["denominator"] = count
     found, stats = grpo_loss(logp, old, A, mask, weights=w, **options)
-    expected = naive_loss(tables, advantages, lengths, weights, low, high, beta, norm, count)
+    naive = naive_loss(tables, advantages, lengths, weights, low, high, beta, norm, count)
+    expected, without_gradient = naive
     assert found.item() == pytest.approx(expected, rel=1e-9, abs=1e-9)
+    assert torch.autograd.grad(found, [old, ref], allow_unused=True) == (None, None)
 
     means = mean_stats([stats])
     assert means["tokens"] == sum(lengths)
     assert means["ratio"] == pytest.approx((logp - old).exp()[mask].mean().item())
     assert means["entropy"] == pytest.approx(-logp[mask].mean().item(), abs=1e-9)
     assert means["kl"] >= -1e-12
-    assert 0 <= means["clipped"] <= 1
+    assert means["clipped"] == pytest.approx(without_gradient / sum(lengths))
 
 
 @settings(max_examples=60)
