@@ -54,15 +54,10 @@ def trees(draw, turns=3, turn=1):
     return Node(reward, turn, children)
 
 
-def rebuilt(node, change):
-    """A copy of the tree whose rewards went through `change(node)`."""
-    return Node(change(node), node.turn, [rebuilt(child, change) for child in node.children])
-
-
 # The credit rules
 
 
-def test_the_worked_example(capsys):
+def test_the_worked_example(capsys):  # D24
     runpy.run_path(module.__file__, run_name="__main__")
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     # Attempt, turn, reward; then credit and advantage by GRPO, MERS and MARS. a has failed with 0.5
@@ -93,14 +88,6 @@ def test_mars_runs_bottom_up_on_credits_and_can_be_repeated():  # D25
     assert group_advantages(credits, eps=0, ddof=1) == pytest.approx([0.5] * 3 + [-1.5], abs=1e-9)
 
 
-def test_mers_counts_solved_children():  # D24
-    one_of_four = Node(0, 1, [Node(r, 2) for r in (1, 0, 0, 0)])
-    assert mers(one_of_four, 2, 0.9) == pytest.approx(0.1125)  # (0 + 0.9 * 1 / 4) / 2
-    assert mers(Node(0, 1, [Node(1, 2)] * 4), 2, 0.9) == pytest.approx(0.45)  # (0 + 0.9 * 1) / 2
-    assert mers(Node(0, 1, [Node(1, 2)]), 3, 0.9) == pytest.approx(0.3)  # (0 + 0.9 * 1) / 3
-    assert mers(Node(0.7, 1), 5, 0.9) == 0.7  # no children: its own reward, undivided
-
-
 @given(trees())
 def test_mars_is_the_largest_reward_in_the_subtree(tree):
     propagate(tree, "mars")
@@ -129,13 +116,13 @@ def test_mers_is_its_definition_and_lies_between_0_and_mars(tree, gamma, turns):
 @given(trees(), st.data())
 def test_credit_never_falls_when_a_reward_below_or_gamma_rises(tree, data):
     raised = data.draw(st.sampled_from(everything(tree)))
-    higher = data.draw(st.floats(raised.reward, 1))
     low = data.draw(st.floats(0, 1))
     high = data.draw(st.floats(low, 1))
-    better = rebuilt(tree, lambda node: higher if node is raised else node.reward)
-    for node, other in zip(everything(tree), everything(better), strict=True):
-        assert mars(other) >= mars(node)
-        assert mers(other, 3, low) >= mers(node, 3, low) - 1e-15
+    before = [(mars(node), mers(node, 3, low)) for node in everything(tree)]
+    raised.reward = data.draw(st.floats(raised.reward, 1))
+    for node, (largest, mean) in zip(everything(tree), before, strict=True):
+        assert mars(node) >= largest
+        assert mers(node, 3, low) >= mean - 1e-15
         assert mers(node, 3, high) >= mers(node, 3, low) - 1e-15
 
 
@@ -154,14 +141,6 @@ def test_credit_depends_neither_on_the_order_of_siblings_nor_on_other_subtrees(t
         assert alone.credit == node.credit  # to the last bit
     propagate(Node(1.0, 0, [tree, Node(1.0, 1)]), rule, turns=3, gamma=0.7)
     assert [n.credit for n in everything(tree)] == before
-
-
-@given(st.lists(rewards, min_size=1, max_size=8), st.floats(0, 1))
-def test_one_turn_is_grpo_under_every_rule(group, gamma):
-    for rule in ("mars", "mers", "none"):
-        root = Node(None, 0, [Node(r, 1) for r in group])
-        propagate(root, rule, turns=1, gamma=gamma)
-        assert [node.credit for node in root.children] == group
 
 
 @pytest.mark.parametrize(
