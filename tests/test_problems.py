@@ -82,7 +82,6 @@ def test_own_rows_come_back_as_they_were_written(tmp_path, name):
 
 
 BAD_ROWS = [
-    ("{not json", "row 2", "not JSON"),
     ("[" * 200_000, "row 2", "not JSON"),
     ("[1, 2]", "row 2", "not a JSON object"),
     ('{"id": "a", }', "row 2", "column 13"),
@@ -90,17 +89,12 @@ BAD_ROWS = [
     (row(id="b", tests=[]), "row 2 (b)", "tests is empty"),
     (row(id="b", tests="assert inc(1) == 2"), "row 2 (b)", "expected a list"),
     (row(id="b", tests=[{"input": "1"}]), "row 2 (b)", "expected a text of Python"),
-    (row(id="b", public_tests="assert inc(1)"), "row 2 (b)", "public_tests is"),
     (row(id="b", kind="essay"), "row 2 (b)", "kind is 'essay'"),
     (row(id="b", entry_point="icn"), "row 2 (b)", "entry_point is 'icn', which no test uses"),
     (row(id="b", tests=["assert inc(("]), "row 2 (b)", "was never closed"),
-    (row(id="b", tests=["assert inc(1) == \x00"]), "row 2 (b)", "null bytes"),
-    (row(id="b", tests=["(" * 200_000]), "row 2 (b)", "too many nested parentheses"),
-    (row(id="b", kind="stdin"), "row 2 (b)", "expected [input, output]"),
     (row(id="b", kind="stdin", tests=[["1", 2]]), "row 2 (b)", "expected [input, output]"),
     (row(id="b", kind="functional", tests=[["1", 2]]), "row 2 (b)", "[list of arguments, value]"),
     (row(id="b", kind="functional", entry_point=""), "row 2 (b)", "entry_point is ''"),
-    (row(id="b", entry_point=3), "row 2 (b)", "entry_point is 3, expected text"),
     (row(id="b", context={"a": 1}), "row 2 (b)", "context is {'a': 1}, expected text"),
     (row(id="b", timeout=-1), "row 2 (b)", "timeout is -1, expected seconds above 0"),
     (row(id="b", prompt=""), "row 2 (b)", "prompt is empty"),
@@ -162,12 +156,11 @@ def test_any_bytes_get_one_sentence(tmp_path_factory, data):
 
 def test_a_bad_request_gets_one_sentence(tmp_path, capsys):
     rows = write(tmp_path, row())
-    foreign, missing = write(tmp_path, {"a": 1}, name="foreign.jsonl"), tmp_path / "nowhere.jsonl"
+    foreign = write(tmp_path, {"a": 1}, name="foreign.jsonl")
     for source, how, sentence in (
         ("humanevil", {}, r"humanevil is neither a file nor a known set \(humaneval, mbpp, .*\)"),
         (rows, {"version": "v6"}, "version v6 is for livecodebench"),
         (rows, {"start_date": "2025-01-01"}, "has no dates: 2025-01-01"),
-        (missing, {}, "nowhere.jsonl is neither a file"),
         (foreign, {}, "no problem is left of the 1 rows of .*foreign.jsonl"),
         (write(tmp_path, name="empty.jsonl"), {}, "empty.jsonl is empty"),
         (write(tmp_path, "[]", name="none.json"), {}, "none.json is empty"),
@@ -191,20 +184,15 @@ def test_a_sample_is_shuffled_by_its_seed_and_not_made_up_for(tmp_path):
 
 
 @given(st.lists(st.sampled_from(["a", "a#2", "a#3", "a#2#2", "b"])))
-def test_distinct_takes_no_id_of_another_problem(ids):
+def test_distinct_marks_what_comes_again_and_takes_no_id_of_another_problem(ids):
     marked = [p.id for p in distinct([Problem(name, "p", []) for name in ids])]
-    assert len(set(marked)) == len(ids)
-    for name in ids:
-        assert marked[ids.index(name)] == name  # what comes first keeps its id
-
-
-@settings(max_examples=30)
-@given(st.lists(st.sampled_from("abc")))
-def test_distinct_marks_only_what_comes_again(ids):
-    marked = [p.id for p in distinct([Problem(name, "p", []) for name in ids])]
-    assert len(set(marked)) == len(ids)
-    again = [f"{name}#{ids[: i + 1].count(name)}" for i, name in enumerate(ids)]
-    assert marked == [name.removesuffix("#1") for name in again]
+    expected = []
+    for i, name in enumerate(ids):
+        if name in ids[:i]:  # it comes again, and gets the first number that is free
+            numbered = [f"{name}#{number}" for number in range(2, len(ids) + 3)]
+            name = next(mark for mark in numbered if mark not in ids + expected)
+        expected.append(name)
+    assert marked == expected
 
 
 # What is run at load
@@ -256,9 +244,7 @@ def test_a_mend_of_any_file_of_the_executor_makes_all_verdicts_new(tmp_path, mon
 
 
 @pytest.mark.parametrize("reference", [None, OWN.reference])
-def test_what_cannot_be_scored_is_left_out_and_what_may_change_is_asked_again(
-    tmp_path, capsys, reference
-):
+def test_what_has_no_score_is_left_out_and_may_be_asked_again(tmp_path, capsys, reference):
     hosts = []
 
     def execute(jobs):
