@@ -77,7 +77,8 @@ def evalplus(sample):
     return passes(f"g = {{}}\nexec({sample['solution']!r}, g)\nf = g['f']\n{TEST}\ncheck(f)")
 
 
-TEST = "METADATA = {}\n\n\ndef check(candidate):\n    assert candidate([1, 2]) == 4\n"
+# The prompt's stub alone, which returns None, would pass. It takes no part.
+TEST = "METADATA = {}\n\n\ndef check(candidate):\n    assert candidate([1, 2]) in (4, None)\n"
 CONTEXT = "from typing import List\n\n\ndef helper(x):\n    return x + 1"
 # Imports in the stub, as in HumanEval/115.
 STUB = f'{CONTEXT}\n\n\ndef f(xs: List) -> int:\n    import math\n    """ Add.\n    """\n'
@@ -89,7 +90,7 @@ ANSWERS = {
     "from __future__ import annotations\n\ndef f(xs: Unknown):\n    return 4": True,
     "def f(xs):\n    return sum(xs)": False,
     "    return helper(sum(xs))": False,  # a body alone: after the context, it is no program
-    "def g(xs):\n    return helper(sum(xs))": False,  # the prompt's stub must not stand in
+    "def g(xs):\n    return helper(sum(xs))": False,
     "s = '\ud800'\n\ndef f(xs):\n    return helper(sum(xs))": False,  # no Python source anywhere
     "": False,
     "def f(xs):\n    return helper(sum(xs)": False,
@@ -112,12 +113,6 @@ def test_official_graders_grade_what_we_executed(tmp_path, capsys, form, grade):
     assert [result.reward == 1 for result in results] == list(ANSWERS.values())
 
 
-def test_the_stub_of_the_prompt_takes_no_part():
-    lazy = TEST.replace("([1, 2]) == 4", "(1) is None")
-    assert passes(f"{STUB}\n{lazy}\ncheck(f)")  # the stub alone would pass
-    assert not passes(f"{STUB}\ndel f\n\nx = 4\n{lazy}\ncheck(f)")
-
-
 def test_export_writes_what_stands_after_k_attempts(tmp_path):
     rows = []
     for sample, turn, code in ((0, 1, "one"), (0, 2, "two"), (0, 3, "three"), (1, 1, "a")):
@@ -132,15 +127,13 @@ def test_export_writes_what_stands_after_k_attempts(tmp_path):
 # The command
 
 
-EMPTY, ZERO = summary(p=[]), summary(p=RIGHT) | {"iterations": 0}
-WRONG_FILES = ["half a li", "\x00" * 9000, "[]", "{}", "[" * 200_000]
-
-
 def test_a_file_that_is_no_result_costs_a_sentence_that_names_it(tmp_path):
     good, bad = tmp_path / "good.json", tmp_path / "result.json"
     good.write_text(json.dumps(summary(p=RIGHT)))
     (tmp_path / "samples.jsonl").write_text("{}\n{")
-    for content in (*WRONG_FILES, json.dumps(EMPTY), json.dumps(ZERO)):
+    empty, zero = summary(p=[]), summary(p=RIGHT) | {"iterations": 0}
+    wrong = ["half a li", "\x00" * 9000, "[]", "{}", "[" * 200_000]
+    for content in (*wrong, json.dumps(empty), json.dumps(zero)):
         bad.write_text(content)
         for name, *arguments in (
             (bad, good, bad),

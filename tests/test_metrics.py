@@ -63,14 +63,8 @@ def test_timed_adds_up_blocks_and_calls_and_what_was_interrupted(monkeypatch):
     assert seconds == {"sampling": 5.0, "executing": 4.0}
 
 
-COLUMNS = [
-    "step",
-    "reward_1",
-    "reward_2",
-    "optimizer_steps",
-    *metrics.TABLE,
-    *sum(metrics.PANELS, []),
-]
+COLUMNS = ["step", "reward_1", "reward_2", "optimizer_steps", *metrics.TABLE]
+COLUMNS += sum(metrics.PANELS, [])
 
 
 def a_run(folder, steps):
