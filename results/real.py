@@ -162,18 +162,20 @@ def differences(ours: dict, theirs: dict) -> dict[str, float]:
 
 
 def draw(rows: list[dict], path: Path) -> None:
-    """Iter-1 to Iter-3 of each method, a line for each seed."""
+    """Iter-1 to Iter-3 of each method: thin lines for the seeds, a thick one for their mean."""
     report.plt.rcParams.update(report.STYLE)
     _, axes = report.plt.subplots(figsize=(5, 3.6))
-    named = set()  # methods that the legend has
-    for row in rows:
-        method = row["method"]
+    ks = range(1, K + 1)
+    for method in ("start", *METHODS):
+        lines = [[row[f"iter_{k}"] for k in ks] for row in rows if row["method"] == method]
+        if not lines:
+            continue
         colour = report.COLOURS["base" if method == "start" else method]
-        label = method if method not in named else None
-        named.add(method)
-        heights = [row[f"iter_{k}"] for k in range(1, K + 1)]
-        axes.plot(range(1, K + 1), heights, color=colour, label=label)
-    axes.set(xlabel="attempts (k)", ylabel="held-out problems solved, %", xticks=range(1, K + 1))
+        for line in lines:
+            axes.plot(ks, line, color=colour, linewidth=0.7, alpha=0.4)
+        means = [mean(at_k) for at_k in zip(*lines, strict=True)]
+        axes.plot(ks, means, color=colour, linewidth=2.5, label=f"{method}, mean of {len(lines)}")
+    axes.set(xlabel="attempts (k)", ylabel="held-out problems solved, %", xticks=ks)
     axes.legend()
     report.plt.savefig(path, dpi=130, bbox_inches="tight", metadata={"Software": ""})
 
