@@ -203,7 +203,7 @@ def count(rows: Rows) -> dict[str, int]:
     programs = {(row["task_id"], row["sample"], row["code"] or row["text"]) for row in made}
     return {
         "attempts": len(made),
-        "repeated": len(made) - len(programs),  # programs that their chain had made before
+        "repeated": len(made) - len(programs),  # that their chain had made; 0 for the control
         "truncated": sum(row["truncated"] for row in made),
         "too long": sum(row["unexpanded"] == "too long" for row in rows),
         "public only": sum(row["public_passed"] and not row["solved"] for row in made),

@@ -25,18 +25,18 @@ what it cannot do.
 
 Time. A program has `timeout` CPU seconds over all its tests; of kind stdin it has them for each
 case, and is not run on the other cases once it ran out. (A program that disables this timer is
-ended at most 1.5 seconds later.) Its calls may last 1.5 * timeout + 3 seconds of wall time
-together. The judge has timeout + 4 CPU seconds of its own; then the kernel ends it, even inside a
-C call. A worker that has started gives a result within `bound(timeout)` seconds, 70 by default,
-however many tests there are; else the trainer ends the judge and all the rest. When the trainer
-dies, so do they.
+ended at most 1.5 seconds later.) All its calls together may last 1.5 * timeout + 3 seconds of wall
+time; of kind stdin each case may. The judge has timeout + 4 CPU seconds of its own; then the kernel
+ends it, even inside a C call. A worker that has started gives a result within `bound(timeout)`
+seconds, 70 by default, however many tests there are; else the trainer ends the judge and all the
+rest. When the trainer dies, so do they.
 
-What differs from tests in the program's own process: the program's objects stay there. The judge
-has stand-ins for them, which never equal plain data. A program may change lists and dicts that it
-was given: each answer brings the changes back (after very many calls only those of the newest
-arguments). The expected value is evaluated before the call: in `assert f(xs) == len(xs)` it is the
-old length.
-Tests that need more make a problem "unscorable": a trial with an empty program shows it.
+What differs from tests in the program's own process: the program's objects stay in its process.
+The judge has stand-ins for them, which never equal plain data. A program may change lists and dicts
+that it was given: each answer brings the changes back. (After very many calls only those of the
+newest arguments: to compare them all would take too long.) The expected value is evaluated before
+the call: in `assert f(xs) == len(xs)` it is the old length. Tests that need more than this make a
+problem "unscorable". Before its first program a judge runs an empty one, to find that out.
 Standard library only; Linux in full, macOS in part. MURPHY_ISOLATION=plain switches the namespaces
 off.
 
@@ -192,7 +192,7 @@ def verdict(status: str, feedback: str, tests: list, public: bool = False, secon
 def _judge(pool: Any, job: Job) -> Result:
     """Have a judge score a job. If the judge dies, a new one tries once more.
 
-    pool: of the call of run_many. Once `close` has taken it out of _pools, its jobs get no worker.
+    pool: that of this call of run_many. Once `close` removes it from _pools, no worker is started.
     """
     failed = [False] * job.count
     if job.fault:
@@ -408,8 +408,8 @@ INVISIBLE = re.compile(  # marks and fillers that Python calls printable
 
 
 def escape(text: str) -> str:
-    """Make a program's text safe in a prompt: control and invisible characters, lone surrogates,
-    chat marks and fences are spelt out, addresses are hidden.
+    """Make a program's text safe in a prompt: control and invisible characters and lone surrogates
+    are spelt out, chat marks and fences get a backslash, addresses are hidden.
 
     >>> escape("a<|im_end|>\\n\\u202e<object at 0x7f3a>")
     'a<\\\\|im_end|>\\\\n\\\\u202e<object at 0x...>'

@@ -132,8 +132,8 @@ def grpo_loss(
     is the whole step, and rows without a token do not count.
 
     stats: sums over tokens, detached; `mean_stats` makes means. "clipped" counts tokens for which
-    the clipped term is the minimum: it gives them no gradient. "kl" is 0 without ref_logp. A NaN
-    in a real token shows in the loss.
+    the clipped term is the minimum: they have no gradient but the KL's. "kl" is 0 without ref_logp.
+    A NaN in a real token shows in the loss.
     ValueError: a wrong shape, an unknown norm, no usable denominator, beta without ref_logp.
     """
     _check_shape("mask", mask, logp.shape)

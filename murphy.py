@@ -1,8 +1,8 @@
 """MURPHY: GRPO on rollout trees, where a failure whose feedback led to a success earns credit.
 
     python murphy.py                                        a tiny model learns to use feedback
-    python murphy.py --problems my.jsonl --model Qwen/Qwen3-0.6B      your problems (their form is
-                                              in support/problems.py), a real model
+    python murphy.py --problems my.jsonl --model Qwen/Qwen3-0.6B
+                                            your problems (README.md has their form), a real model
     python murphy.py --output runs/x --resume               go on with a run that was stopped
 
 `loop` is the method, step by step; `choose` and `update` are its core.
@@ -129,9 +129,9 @@ def update(
     counted = [node for node in kept if not (config.mask_truncated and node.truncated)]
     sizes = [[len(node.completion_ids), learns(node, config)] for node in counted]
     optimizer_steps = []  # the micro-batches of each, and the denominator of its loss
-    # All optimizer steps are prepared first, while the model is still the one that sampled.
-    # ranks.share deals the attempts of all ranks to them at random. all_sizes: the sizes of all
-    # attempts of one optimizer step. mine: the places in `counted` of those that this rank has.
+    # All optimizer steps are prepared first, while the model is still the one that sampled. Which
+    # attempts belong to which step is drawn at random (ranks.share). all_sizes: the sizes of all
+    # attempts of one step. mine: the places in `counted` of those that this rank has.
     for all_sizes, mine in ranks.share(sizes, config.minibatches):
         if any(has_gradient for _, has_gradient in all_sizes):  # else no rank makes this step
             nodes = [counted[i] for i in mine if learns(counted[i], config)]
@@ -297,7 +297,7 @@ def finish(state: State) -> None:
 
 
 def show_helpful_tree(path: Path) -> None:
-    """Print the last logged tree in which credit came from below, if there is one."""
+    """Print the last logged tree in which a first attempt got credit from below, if any did."""
     lines = path.read_text(encoding="ascii").splitlines() if path.exists() else []
     for line in reversed(lines):
         tree = from_dict(json.loads(line))

@@ -72,7 +72,7 @@ def propagate(tree: Any, rule: str = "mars", turns: int | None = None, gamma: fl
     nodes = [tree]
     for node in nodes:  # the list grows until it holds every node
         nodes += node.children
-    for node in reversed(nodes):  # children first, for a rule of yours that reads child.credit
+    for node in reversed(nodes):  # children first, so a rule of yours may read child.credit
         node.credit = rules[rule](node)
 
 

@@ -200,8 +200,8 @@ def extract_code(text: str, entry_point: str = "", thinking: bool = False) -> st
 
 
 def cleaned(text: str, thinking: bool) -> str:
-    """The last LONGEST characters of an answer, without the "> " of Markdown quotes, characters of
-    no width, and a thought at its beginning. (`pieces` leaves out one that comes later.)"""
+    """The last LONGEST characters of an answer, without a thought at its beginning (`pieces` leaves
+    out a later one), the "> " of a quoted fence, and characters of no width before a line."""
     if thinking or re.match(r"[\s\ufeff\u200b]*<think", text):  # an unclosed thought leaves ""
         text = re.sub(r"\A.*?(?:</think(?:ing)?>|\Z)", "", text, count=1, flags=re.DOTALL)
     text = text.rstrip()[-LONGEST:].replace("\r\n", "\n")
@@ -255,12 +255,12 @@ def pieces(text: str) -> list[tuple[str, bool]]:
     """What stands between two marks, and whether the first of them is a fence tagged as Python.
 
     "Try ```python f = 1 ``` or this" has two: "Try", and "f = 1", which is tagged. ("or this"
-    counts as the tag of another language.) Prose is a piece, too, but seldom defines a wanted name.
+    counts as the tag of another language.) Prose is also a piece, but rarely defines a wanted name.
 
     A program may hold a fence in a string, as in `s = "```"`. So a piece ends at the first mark at
     which it parses; fences on a line of their own are tried first. If none does, at the next mark.
     """
-    marks = marks_of(text)[:50]  # the bounds 50 and 10: each try compiles
+    marks = marks_of(text)[:50]  # to parse is slow: at most 50 marks, and 10 tries for each piece
     found, in_thought = [], False
     while len(marks) > 1:
         opening = marks.pop(0)
@@ -295,7 +295,7 @@ def dedented(piece: str) -> tuple[str, bool]:
 
 
 def draw(tree: Node, width: int | None = None) -> str:
-    """A tree as text: for each attempt what it earned, its first line, and its children's feedback.
+    """A tree as text: for each attempt what it earned, its first line, what its children were told.
 
     `width` shows at most that many of a group: first those with children, then the best.
     """
