@@ -3,7 +3,7 @@
 In:  run_many([(problem, code), ...]). A problem has a kind and tests of this kind: "assert" (texts
      of Python), "functional" ([[arguments], value]) or "stdin" ([input, output]). It may have
      public_tests, entry_point, timeout, context (code that runs before the program), and reference
-     (a right program; tests may use only names that it defines).
+     (a right program; of the program, tests may use only names that it defines).
 Out: one Result per pair: reward (share of tests passed), status, and the feedback that the model
      reads next.
 
@@ -26,17 +26,17 @@ what it cannot do.
 Time. A program has `timeout` CPU seconds over all its tests; of kind stdin it has them for each
 case, and is not run on the other cases once it ran out. (A program that disables this timer is
 ended at most 1.5 seconds later.) All its calls together may last 1.5 * timeout + 3 seconds of wall
-time; of kind stdin each case may. The judge has timeout + 4 CPU seconds of its own; then the kernel
-ends it, even inside a C call. A worker that has started gives a result within `bound(timeout)`
-seconds, 70 by default, however many tests there are; else the trainer ends the judge and all the
-rest. When the trainer dies, so do they.
+time; of kind stdin each case may, and all cases together 8 * timeout + 20. The judge has 4 CPU
+seconds more than a program; then the kernel ends it, even inside a C call. A worker that has
+started gives a result within `bound(timeout)` seconds, 70 by default, however many tests there are;
+else the trainer ends judge, zygote and program. When the trainer dies, so do they.
 
 What differs from tests in the program's own process: the program's objects stay in its process.
 The judge has stand-ins for them, which never equal plain data. A program may change lists and dicts
 that it was given: each answer brings the changes back. (After very many calls only those of the
 newest arguments: to compare them all would take too long.) The expected value is evaluated before
 the call: in `assert f(xs) == len(xs)` it is the old length. Tests that need more than this make a
-problem "unscorable". Before its first program a judge runs an empty one, to find that out.
+problem "unscorable". The judge finds that out as it reads them, or by a try with an empty program.
 Standard library only; Linux in full, macOS in part. MURPHY_ISOLATION=plain switches the namespaces
 off.
 
@@ -59,7 +59,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 import types
 import warnings
 from pathlib import Path
@@ -201,11 +200,11 @@ def _judge(pool: Any, job: Job) -> Result:
         return verdict("no_code", "No code was found in the answer.", failed)
     limits = dict(job.limits)
     message = json.dumps([job.message, job.code, limits])
-    end = time.monotonic() + bound(limits["timeout"])
+    seconds = bound(limits["timeout"])
     try:
         # First an idle worker; if it dies, a new one, since the other idle ones may be dead, too.
         for new in (False, True):
-            answer = _ask(pool, message, end, new)
+            answer = _ask(pool, message, seconds, new)
             if answer:
                 return read(answer, limits)
     except TimeoutError:
@@ -213,10 +212,10 @@ def _judge(pool: Any, job: Job) -> Result:
     return verdict("error", "The program ended its judge.", failed)  # or `close` was called
 
 
-def _ask(pool: Any, message: str, end: float, new: bool) -> dict | None:
+def _ask(pool: Any, message: str, seconds: float, new: bool) -> dict | None:
     """What one judge answers; None if it died, or if `close` was called.
 
-    TimeoutError: no answer until `end`, or the kernel ended a judge that had used up its CPU time.
+    TimeoutError: no answer in so many seconds, or the judge has used up its own CPU time.
     """
     if pool not in _pools:
         return None
@@ -226,7 +225,7 @@ def _ask(pool: Any, message: str, end: float, new: bool) -> dict | None:
             worker.close()
             return None
         send(worker.socket, message)
-        answer = json.loads(receive(worker.socket, seconds=end - time.monotonic()))
+        answer = json.loads(receive(worker.socket, seconds=seconds))
     except (EOFError, OSError) as error:
         code = worker.close()
         if isinstance(error, TimeoutError) or code == -signal.SIGXCPU:
@@ -303,7 +302,7 @@ class Worker:
         except OSError as error:
             raise RuntimeError(f"executor: cannot start a worker: {error}") from None
         root = str(Path(__file__).resolve().parent)
-        program = (  # root leaves the path again: a test must not import files of this project
+        program = (  # root is removed again: a test must not import files of this project
             f"import sys; sys.path.insert(0, {root!r}); from support.judge import main; "
             f"sys.path.remove({root!r}); main(int(sys.argv[1]), *sys.argv[2:])"
         )

@@ -1,12 +1,13 @@
 """What a program may not do: namespaces, limits and a filter of system calls.
 
 In:  the folder of a worker; the limits of a program.
-Out: a process that sees python and one empty folder, starts no process and reaches no network.
+Out: a process that sees python, the system's libraries and one empty folder. It starts no process
+     and reaches no network.
 
     namespaces    it sees no other file, process or network; its folder is new and goes with it
     limits        time, memory, threads and open files that it can use up
     filter        it starts no process, sends no signal (support/syscalls.py)
-    Landlock      where the system allows no namespaces: files outside of its folder
+    Landlock      it opens no other file, where the system allows no namespaces
 
 The zygote builds one `Cage`. Each program enters it before its first line runs.
 Linux in full. Elsewhere only the limits that the system knows. Standard library only.
@@ -132,7 +133,7 @@ def show(path: str, folder: str) -> None:
         return
     call("mount", path, inside, None, BIND | RECURSIVE, None)
     flags = REMOUNT | BIND | READ_ONLY | NO_SUID | os.statvfs(path).f_flag & LOCKED_FLAGS
-    if path not in DEVICES:  # read-only they can be written to, but their times stay
+    if path not in DEVICES:  # a read-only device can be written to; its times stay
         flags |= NO_DEVICES
     call("mount", "none", inside, None, flags, None)
 

@@ -21,6 +21,7 @@ import gc
 import itertools
 import json
 import math
+import os
 import reprlib
 import signal
 import socket
@@ -33,7 +34,7 @@ from support.plan import OPERATORS, Plan, Unscorable, is_exception_class
 from support.wire import CHANGEABLE, SHARED, Wire, receive, send, shorten
 
 NOTHING = object()  # no value: nothing was called, or it gave none
-MOST_COMPARED = 20_000_000  # elements; once so many were compared, only KEPT_EQUAL are from then on
+MOST_COMPARED = 20_000_000  # elements; after so many, only KEPT_EQUAL are compared
 MOST_ITEMS = 10**6  # of an iterator that a test hands over
 KEPT_EQUAL = 2000  # elements, in the newest containers
 MODULE = 0  # the number of the program's module, a stand-in like any other
@@ -49,6 +50,15 @@ class Died(BaseException):
 
 class Asked(BaseException):
     """The program was asked where it must not be."""
+
+
+@contextlib.contextmanager
+def zygote_lives() -> Any:
+    """If the zygote is gone, this judge ends too: the trainer tries once more with a new one."""
+    try:
+        yield
+    except (OSError, EOFError):
+        os._exit(1)
 
 
 class Link:
@@ -76,7 +86,8 @@ class Link:
         self.socket, theirs = socket.socketpair()
         with theirs:
             files = [source, sink, theirs.fileno()]
-            socket.send_fds(self.control, [json.dumps(self.limits).encode()], files)
+            with zygote_lives():
+                socket.send_fds(self.control, [json.dumps(self.limits).encode()], files)
         start = {
             "module": "__main__" if self.plan.kind == "stdin" else "solution",
             "context": self.plan.context,
@@ -107,8 +118,9 @@ class Link:
             return 0, False
         self.socket.close()
         self.socket = None
-        send(self.control, "stop")
-        code, seconds = json.loads(receive(self.control))
+        with zygote_lives():
+            send(self.control, "stop")
+            code, seconds = json.loads(receive(self.control))
         self.cpu_seconds = max(self.cpu_seconds, seconds)
         return code, code == -signal.SIGPROF or seconds > 0.95 * self.limits["timeout"]
 
@@ -440,10 +452,18 @@ class Generator(Stream):
 
 
 class Missing(Remote):
-    """A stand-in for what the program does not define."""
+    """A stand-in for what the program does not define: to use it raises NameError."""
 
     def __getattr__(self, name: str) -> Any:
-        return self()  # raises NameError
+        return self()
+
+    def __bool__(self) -> bool:
+        return self()
+
+    def __eq__(self, other: Any) -> bool:
+        return self()
+
+    __hash__ = Remote.__hash__  # it is not inherited where __eq__ is defined
 
 
 def message(error: BaseException) -> str:

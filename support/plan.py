@@ -1,7 +1,7 @@
 """What tests mean: a problem's tests are read once, and each statement that asserts is one test.
 
 In:  the kind of a problem, its tests, public tests, entry point, context and reference.
-Out: a `Plan`: the code of the tests, with a mark around each, and what in it means the program.
+Out: a `Plan`: the code of the tests, with a mark around each, and which names are the program's.
 
 A loop, a `try` or a `with` that asserts is one test as a whole. So this text has the tests 0 and 1:
 
@@ -10,7 +10,7 @@ A loop, a `try` or a `with` that asserts is one test as a whole. So this text ha
         for n in range(9):                    with __test__(1):
             assert f(n) >= 0                      for n in range(9): assert f(n) >= 0
 
-judge.py gives __test__ a meaning. What it cannot host raises Unscorable. Standard library only.
+judge.py gives __test__ a meaning. What no judge can host raises Unscorable. Standard library only.
 """
 
 import ast
@@ -153,13 +153,15 @@ class Plan:
 
     def find_names(self, tests: ast.Module, reference: ast.Module) -> None:
         """Find the names in the tests that mean the program's: what the reference defines, or what
-        tests take from the module `solution`. Without a reference, all that nobody else defines."""
+        tests take from the module `solution`. Without a reference, names that nobody defines."""
         self.imports = [ast.unparse(node) for node in reference.body if isinstance(node, IMPORTS)]
         self.names = {self.entry.partition(".")[0]}
         for node in reference.body:
             self.names.add(getattr(node, "name", ""))  # of a function or class
             for target in getattr(node, "targets", ()):  # of an assignment
                 self.names |= names_in(target)
+            if isinstance(node, ast.AnnAssign):  # LIMIT: int = 3
+                self.names |= names_in(node.target)
         modules = {"solution"}  # what tests call this module
         for node in find(tests, IMPORTS):
             for alias in node.names:
@@ -195,7 +197,8 @@ class Plan:
             if "__eq__" in methods and equals_data(methods["__eq__"]):
                 raise Unscorable(f"objects of {node.name} may be equal to plain data")
             bases = [ast.unparse(base) for base in node.bases + node.decorator_list]
-            others = [base for base in bases if not re.fullmatch(r"\w*(Error|Exception)", base)]
+            plain = r"object|\w*(Error|Exception)"  # they bring no operators
+            others = [base for base in bases if not re.fullmatch(plain, base)]
             if others or not methods.keys().isdisjoint(OPERATORS | {"__eq__"}):
                 self.operators = True
         if any(mentions(item.context_expr, self.names) for item in find(tests, ast.withitem)):
@@ -315,7 +318,7 @@ class Rewriter(ast.NodeTransformer):
 
     The last one evaluates sorted(xs) before f(xs). Else a program that empties xs and returns it
     would pass. All sides of a comparison or operation and all arguments that do not use the program
-    go first, but for plain names and what takes something out (next, pop).
+    go first, except plain names and what takes something out (next, pop).
     """
 
     def __init__(self, touching: set) -> None:

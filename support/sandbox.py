@@ -35,7 +35,11 @@ PRELOADED = ("bisect", "cmath", "copy", "enum", "heapq", "math", "random", "stri
 OWN = ("json", "json.decoder", "json.encoder", "json.scanner")  # programs get a copy of them
 THREAD_STACK = 2 << 20  # bytes; at the usual eight, the memory limit would allow 64 threads
 SOURCE = "<solution>"  # the file of a program, as its traces and __file__ call it
-PLAIN = {int: int.__index__, float: float.__float__, str: str.__str__}  # a subclass overrides none
+PLAIN = {
+    int: int.__index__,
+    float: float.__float__,
+    str: str.__str__,
+}  # no subclass can override these
 NOTHING = object()  # no value
 
 
@@ -110,7 +114,7 @@ class Program:
     def export_error(self, error: BaseException, wire: Wire) -> list:
         """An exception: class and bases, message, arguments, the line of the program."""
         text, args = "", None
-        with contextlib.suppress(BaseException):  # its own __str__, and what cannot cross
+        with contextlib.suppress(BaseException):  # its __str__ may raise, its args may not cross
             text = str(error)[:4000]
             if len(Wire(self).write(error.args)) < 10_000:  # tried on a wire of its own
                 args = error.args

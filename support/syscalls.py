@@ -37,8 +37,8 @@ DENIED_PLAIN = """
         setxattrat 463 463, removexattr 197 14, lremovexattr 198 15, fremovexattr 199 16,
         removexattrat 466 466, file_setattr 469 469
 """
-# These fail by one argument (the third number says which, from 0): unless it is one of the values
-# (only), unless it has the bits (bits), or if it is one of the values (never).
+# These fail by one argument; the third number says which, counted from 0. only: it must be one of
+# the values. bits: it must have these bits. never: it must be none of the values.
 LIMITED = """
     clone 56 220 0 bits 0x10000                  # a thread may start, a process may not
     socketpair 53 199 1 only 1 0x80001 0x80801   # streams: other kinds can send to any address

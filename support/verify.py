@@ -72,7 +72,8 @@ def why_unusable(nothing: Any, reference: Any) -> str:
 
 
 def remembering(execute: Callable, file: Path) -> Callable:
-    """`execute` with a memory: no job is run again, unless the executor or Python has changed."""
+    """`execute` with a memory: what has passed or failed is not run again, with the same executor
+    and Python."""
     executor = hashlib.sha256(b"".join((ROOT / x).read_bytes() for x in EXECUTOR)).hexdigest()
 
     def run(jobs: list) -> list:

@@ -353,6 +353,13 @@ def test_workers_that_die_are_replaced():
         assert [result.status for result in results] == ["passed"] * 9
 
 
+def test_a_judge_whose_zygote_is_gone_is_replaced():
+    assert run(ADD, "x = 1").reward == 0
+    judges = {worker.process.pid for worker in executor._idle}
+    kill(descendants(os.getpid()) - judges)
+    assert run(ADD, RIGHT).reward == 1
+
+
 def test_close_ends_what_goes_on_in_other_threads_and_the_next_call_works():
     run_many([(ADD, f"x = {n}") for n in range(2)], workers=2)
     idle = len(descendants(os.getpid()))

@@ -209,6 +209,21 @@ def test_an_iterator_of_the_tests_may_ask_the_program_for_its_items():
     assert "g(None) raised TypeError: unsupported operand" in result.feedback
 
 
+def test_what_the_program_does_not_define_is_of_no_use_to_a_test():
+    tests = ["assert g", "assert g != 3", "assert f(1) == 1"]
+    reference = "def f(x): return x\ndef g(): pass"
+    assert run(problem(tests, reference=reference), reference[:18]).tests == [False, False, True]
+
+
+def test_an_annotated_constant_is_the_programs_and_object_brings_no_operators():
+    program = "MOST: int = 3\nclass Solution(object):\n    def f(self): return {}"
+    tests = ["assert MOST == 3", "assert abs(Solution().f() - 1.5) < 1e-6"]
+    p = problem(tests, entry="Solution.f", reference=program.format(1.5))
+    assert run(p, p.reference).reward == 1
+    cheat = "type('T', (), {'__sub__': lambda a, b: 0})()"
+    assert run(p, program.format(cheat)).tests == [True, False]
+
+
 def test_a_method_may_have_arguments_of_any_name():
     program = "class A:\n    def m(self, name, owner): return name + owner\ndef f(n): return A()"
     test = "assert f(1).m(name='a', owner='b') == 'ab'"
