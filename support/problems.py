@@ -2,7 +2,7 @@
 
 In:  a file with your own problems, or a benchmark by its name or as a file (support/benchmarks.py).
 Out: a list of Problem. Rows that are left out are named, with the reason, on standard error.
-Needs: support/verify.py; executor.py where programs are to be run.
+Needs: support/plan.py, verify.py; executor.py where programs are to be run.
 Run: python -m support.problems examples/own_problems.jsonl
 """
 
@@ -13,6 +13,7 @@ if __name__ == "__main__":  # so that Ctrl-C during the slow imports prints one 
     signal.signal(signal.SIGINT, lambda *_: sys.exit("\nproblems: stopped"))
 
 import ast
+import builtins
 import codecs
 import gzip
 import json
@@ -27,6 +28,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from support.plan import own_names
 from support.verify import remembering, verified
 
 SHOWN = 50  # of the rows that are left out, so many are printed with their reason
@@ -120,6 +122,7 @@ def convert_rows(rows: Any, order: list, limit: int | None, make: Callable) -> t
             if problem is not None:  # None: it was not asked for
                 problem.id = problem.id or label
                 check(problem)
+                problem.entry_point = problem.entry_point or called_name(problem)
                 found[label] = problem
         except KeyError as error:
             left_out[label] = f"the field {error} is missing"
@@ -175,6 +178,20 @@ def check_entry_point(problem: Problem) -> None:
         text = "\n".join(problem.tests)  # the check(candidate) of HumanEval names no function
         if not re.search(rf"\b{re.escape(name)}\b|\bdef check\(", text):
             raise ValueError(f"entry_point is {problem.entry_point!r:.60}, which no test uses")
+
+
+def called_name(problem: Problem) -> str:
+    """The name that Python tests call and that only the program can define; "" if there is none.
+
+    An answer is searched for it. Without a name, an answer would have to read input or print.
+    """
+    if problem.kind != "assert":
+        return ""
+    tests = ast.parse("\n".join(problem.tests))
+    others = own_names(tests) | own_names(ast.parse(problem.context)) | set(dir(builtins))
+    called = [node.func for node in ast.walk(tests) if isinstance(node, ast.Call)]
+    names = [func.id for func in called if isinstance(func, ast.Name) and func.id not in others]
+    return names[0] if names else ""
 
 
 def distinct(problems: list) -> list:

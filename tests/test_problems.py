@@ -69,7 +69,7 @@ def test_own_rows_come_back_as_they_were_written(tmp_path, name):
         Problem("1", "f", [[[], 1]], [], "f", "functional", timeout=4),
         Problem("two", "Add.\u2028\u00e9", [["1 2", "3"]], [], "", "stdin", timeout=2.5),
         Problem("3", "f", [[[1, [2]], {"a": 0}]], [[[0, []], {}]], "f", "functional", "hard"),
-        Problem("row 5", "p", ["assert f() == 1"]),
+        Problem("row 5", "p", ["assert f() == 1"], entry_point="f"),  # as the test calls it
     ]
     rows = [asdict(problem) for problem in cases[:4]]
     rows.append({"prompt": "p", "tests": ["assert f() == 1"]})  # these are enough
@@ -112,6 +112,20 @@ def test_a_bad_row_is_named_and_the_others_load(tmp_path, capsys, bad, label, re
     [(where, why)] = left_out(told)
     assert where == label and reason in why and 0 < len(why) <= 300
     assert "2 problems; of 3 rows 1 left out" in told
+
+
+@pytest.mark.parametrize(
+    "test, name",
+    [
+        ("assert inc(1) == 2", "inc"),
+        ("import math\nassert math.isclose(sorted([inc(1)])[0], other(2))", "inc"),
+        ("def helper(g): return g(1)\nassert helper(Solution().inc) == 2", "Solution"),
+        ("assert true_constant == 2", ""),
+    ],
+)
+def test_without_an_entry_point_it_is_what_the_tests_call(tmp_path, test, name):
+    path = write(tmp_path, row(tests=[test], public_tests=[], entry_point="", context="other = 3"))
+    assert [problem.entry_point for problem in load_problems(path)] == [name]
 
 
 def test_an_error_without_a_text_is_named():
