@@ -35,11 +35,8 @@ PRELOADED = ("bisect", "cmath", "copy", "enum", "heapq", "math", "random", "stri
 OWN = ("json", "json.decoder", "json.encoder", "json.scanner")  # programs get a copy of them
 THREAD_STACK = 2 << 20  # bytes; at the usual eight, the memory limit would allow 64 threads
 SOURCE = "<solution>"  # the file of a program, as its traces and __file__ call it
-PLAIN = {
-    int: int.__index__,
-    float: float.__float__,
-    str: str.__str__,
-}  # no subclass can override these
+# No subclass can override these methods.
+PLAIN = {int: int.__index__, float: float.__float__, str: str.__str__}
 NOTHING = object()  # no value
 
 
