@@ -227,7 +227,7 @@ def step_ratio(folder: Path, model: str) -> float:
 
 def group_ratios(folder: Path, model: str) -> tuple[float, float]:
     """64 completions a group against 8: the tokens, and the CPU seconds."""
-    rows = {row["group"]: row for row in by_way(folder, "groups", model)[""]}
+    rows = {row["group"]: row for row in by_way(folder, "groups", model)["ours"]}
     small, large = rows["8"], rows["64"]
     return float(large["tokens"]) / float(small["tokens"]), seconds(large) / seconds(small)
 
