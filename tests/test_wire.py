@@ -24,7 +24,7 @@ leaves = st.none() | st.booleans() | numbers | ranges | st.text() | st.binary() 
 def containers(inner):
     many, table, flat = st.lists(inner), st.dictionaries(keys, inner), st.lists(keys)
     found = [many, table, table.map(lambda x: collections.defaultdict(list, x))]
-    found += [many.map(kind) for kind in (tuple, collections.deque)]
+    found += [many.map(tuple), many.map(lambda x: collections.deque(x, 5 if x else None))]
     found += [flat.map(kind) for kind in (set, frozenset, collections.Counter)]
     return st.one_of(*found, table.map(collections.OrderedDict))
 
@@ -34,7 +34,7 @@ def kinds(x):
     if isinstance(x, dict):
         return type(x), [(kinds(key), kinds(value)) for key, value in x.items()]
     if isinstance(x, (list, tuple, collections.deque)):
-        return type(x), [kinds(value) for value in x]
+        return type(x), getattr(x, "maxlen", None), [kinds(value) for value in x]
     return type(x)
 
 
