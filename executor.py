@@ -178,7 +178,7 @@ def prepare(problem: Any, limits: dict) -> Job:
 
 
 def bound(timeout: float) -> float:
-    """Seconds that a result takes at most, whatever the program and however many the tests."""
+    """Seconds that one worker takes at most, whatever the program and however many the tests."""
     return 10 * timeout + 30
 
 

@@ -268,9 +268,8 @@ class Run:
         if isinstance(error, Died):
             return error.args[0], f"{call} {error.args[1]}"
         if isinstance(error, ImportError) and error.name == "solution":
-            name = re.search(r"name '(\w+)'|$", error.msg)[
-                1
-            ]  # "cannot import name 'f' ...", or None
+            # "cannot import name 'f' from ..."; None if there is no name.
+            name = re.search(r"name '(\w+)'|$", error.msg)[1]
             return "error", f"the program does not define {name}"
         if hasattr(error, "_line"):  # raised by the program
             text = described(error)

@@ -175,19 +175,20 @@ def check_entry_point(problem: Problem) -> None:
     """ValueError if no test names the entry point: a mistyped one would make all answers wrong."""
     name = problem.entry_point.rpartition(".")[2]
     if problem.kind == "assert" and name:
-        text = "\n".join(problem.tests)  # the check(candidate) of HumanEval names no function
+        text = "\n".join([*problem.tests, problem.context])  # check(candidate) names no function
         if not re.search(rf"\b{re.escape(name)}\b|\bdef check\(", text):
             raise ValueError(f"entry_point is {problem.entry_point!r:.60}, which no test uses")
 
 
 def called_name(problem: Problem) -> str:
-    """The name that Python tests call and that only the program can define; "" if there is none.
+    """The name that Python tests call and that only the program can define; "" if unknown.
 
     An answer is searched for it. Without a name, an answer would have to read input or print.
     """
-    if problem.kind != "assert":
-        return ""
-    tests = ast.parse("\n".join(problem.tests))
+    text = "\n".join(problem.tests) if problem.kind == "assert" else ""
+    if re.search(r"\bimport +\*|\bimport .* as |\bdef check\(", text):
+        return ""  # what is called may come from there
+    tests = ast.parse(text)
     others = own_names(tests) | own_names(ast.parse(problem.context)) | set(dir(builtins))
     called = [node.func for node in ast.walk(tests) if isinstance(node, ast.Call)]
     names = [func.id for func in called if isinstance(func, ast.Name) and func.id not in others]

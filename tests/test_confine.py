@@ -3,6 +3,7 @@
 The programs run without namespaces, so that each rule stands alone.
 """
 
+import errno
 import os
 import re
 import struct
@@ -93,6 +94,18 @@ def test_without_namespaces_no_file_outside_is_changed(tmp_path):
     assert confined(tmp_path, program) == ["no"] * 7
     after = outside.stat()
     assert (after.st_size, after.st_mode, after.st_mtime) == (10, before.st_mode, before.st_mtime)
+
+
+def test_no_memory_and_no_messages_outlive_a_program(tmp_path):
+    calls = {"shmget": "0, 100, 0o1666", "semget": "0, 1, 0o1666", "msgget": "0, 0o1666"}
+    calls |= {"memfd_create": "b'x', 0", "mq_open": "b'x', 0o100, 0o600, 0"}
+    numbers = re.findall(r"(\w+) (\d+) (\d+|-)", syscalls.DENIED)
+    number = {name: pair[syscalls.MACHINES[os.uname().machine][0]] for name, *pair in numbers}
+    lines = [
+        f"print(libc.syscall({number[name]}, {values}), ctypes.get_errno())"
+        for name, values in calls.items()
+    ]
+    assert confined(tmp_path, "\n".join(lines)) == ["-1", str(errno.EPERM)] * 5
 
 
 def test_files_are_seen_in_the_own_folder_only(tmp_path):

@@ -470,6 +470,8 @@ def test_functional_values_are_compared_as_json_values():
         ("(1, (2.0000000001,))", [1, [2.0]], True),  # a tuple is as good as a list
         ("{'a': 1}", {"a": 1}, True),
         ("None", None, True),
+        ("2.001", 2.0, False),
+        ("1.333335333334e18", 1333335333334000000, False),  # integers are exact
         ("'1'", 1, False),
     ]:
         result = run(functional(([], expected)), f"def f(): return {value}")

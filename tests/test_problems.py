@@ -121,6 +121,9 @@ def test_a_bad_row_is_named_and_the_others_load(tmp_path, capsys, bad, label, re
         ("import math\nassert math.isclose(sorted([inc(1)])[0], other(2))", "inc"),
         ("def helper(g): return g(1)\nassert helper(Solution().inc) == 2", "Solution"),
         ("assert true_constant == 2", ""),
+        ("from math import *\nassert sqrt(inc(8)) == 3", ""),
+        ("def check(candidate): assert isclose(candidate(1), 2)", ""),
+        ("from solution import inc as f\nassert f(1) == 2", ""),
     ],
 )
 def test_without_an_entry_point_it_is_what_the_tests_call(tmp_path, test, name):

@@ -142,6 +142,15 @@ def test_ctrl_c_while_a_program_starts_ends_in_a_line(program, code, line, tmp_p
 # Checkpoints
 
 
+def test_an_error_of_the_disk_ends_the_program_with_its_sentence(monkeypatch):
+    def full(config):
+        raise OSError("the checkpoint could not be written; --resume")
+
+    monkeypatch.setattr(murphy, "train", full)
+    with pytest.raises(SystemExit, match="^murphy.py: the checkpoint could .* --resume$"):
+        murphy.main([])
+
+
 def test_a_full_disk_or_a_kill_in_a_save_leaves_the_old_checkpoint(tmp_path, monkeypatch):
     def half(content, file):
         file.write(b"half of it")
