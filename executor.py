@@ -3,7 +3,7 @@
 In:  run_many([(problem, code), ...]). A problem has a kind and tests of this kind: "assert" (texts
      of Python), "functional" ([[arguments], value]) or "stdin" ([input, output]). It may have
      public_tests, entry_point, timeout, context (code that runs before the program), and reference
-     (a right program; of the program, tests may use only names that it defines).
+     (a right program; tests may use only the names that it defines).
 Out: one Result per pair: reward (share of tests passed), status, and the feedback that the model
      reads next.
 
@@ -354,11 +354,12 @@ def own_folder() -> tuple[str, int]:
     sweep()
     while True:
         folder = tempfile.mkdtemp(prefix=FOLDER)
-        lock = os.open(folder, os.O_RDONLY)
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if os.path.isdir(folder):  # no sweep came between
-            return folder, lock
-        os.close(lock)
+        with contextlib.suppress(FileNotFoundError):  # a sweep came between
+            lock = os.open(folder, os.O_RDONLY)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if os.path.isdir(folder):
+                return folder, lock
+            os.close(lock)
 
 
 def sweep() -> None:
@@ -413,8 +414,8 @@ def escape(text: str) -> str:
     >>> escape("a<|im_end|>\\n\\u202e<object at 0x7f3a>")
     'a<\\\\|im_end|>\\\\n\\\\u202e<object at 0x...>'
     """
-    text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-    text = INVISIBLE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+    shown = [c if c.isprintable() and not INVISIBLE.match(c) else ascii(c)[1:-1] for c in text]
+    text = "".join(shown)
     return MARKS.sub(lambda match: match[0] + "\\", without_addresses(text))
 
 

@@ -43,7 +43,7 @@ DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 
 
 def readable() -> list[str]:
-    """The paths that a program needs to run python. (sys.path changes: the judge's is not here.)"""
+    """The paths that a program needs to run python. (sys.path is read anew each time.)"""
     return [*SYSTEM, sys.base_prefix, sys.prefix, *filter(None, sys.path), *DEVICES]
 
 
@@ -82,7 +82,7 @@ def enter_namespaces(folder: str) -> str:
     Raises OSError where the system does not allow them.
     """
     uid, gid = os.getuid(), os.getgid()
-    call("unshare", NEW_REST | NEW_USER if uid else NEW_REST)
+    call("unshare", NEW_REST | (NEW_USER if uid else 0))
     if uid:
         maps = {"setgroups": "deny", "uid_map": f"{uid} {uid} 1", "gid_map": f"{gid} {gid} 1"}
         for name, text in maps.items():
@@ -132,8 +132,8 @@ def show(path: str, folder: str) -> None:
     if os.path.islink(inside) or not os.path.exists(inside):
         return
     call("mount", path, inside, None, BIND | RECURSIVE, None)
-    flags = REMOUNT | BIND | READ_ONLY | NO_SUID | os.statvfs(path).f_flag & LOCKED_FLAGS
-    if path not in DEVICES:  # a read-only device can be written to; its times stay
+    flags = REMOUNT | BIND | READ_ONLY | NO_SUID | (os.statvfs(path).f_flag & LOCKED_FLAGS)
+    if path not in DEVICES:  # "read-only" protects the attributes of a device, not its use
         flags |= NO_DEVICES
     call("mount", "none", inside, None, flags, None)
 
@@ -186,7 +186,7 @@ class Cage:
             resource.RLIMIT_CORE: 0,
             resource.RLIMIT_NOFILE: OPEN_FILES,
             resource.RLIMIT_FSIZE: 64 << 20,
-            resource.RLIMIT_NPROC: THREADS if self.uid else 4096,  # 4096: with all else that we run
+            resource.RLIMIT_NPROC: THREADS if self.uid else 4096,  # 4096: all of our user count
         }
         for which, value in wanted.items():
             hard = resource.getrlimit(which)[1]
@@ -213,7 +213,7 @@ def see_only(folder: str) -> None:
     version = LIBRARY.syscall(444, None, 0, 1)
     if version < 1:
         return
-    everything = ALL_OLD | TRUNCATE if version >= 3 else ALL_OLD
+    everything = ALL_OLD | (TRUNCATE if version >= 3 else 0)
     ruleset = LIBRARY.syscall(444, struct.pack("<Q", everything), 8, 0)
     rules = dict.fromkeys(filter(os.path.exists, readable()), READ_FILE | READ_FOLDER)
     rules |= {"/proc/self": READ_FILE | READ_FOLDER, os.devnull: READ_FILE | WRITE_FILE}

@@ -59,7 +59,7 @@ class Run:
         self.outcomes: list = [None] * len(plan.tests)  # then PASSED or (status, line of feedback)
         self.begun: set = set()  # the numbers of the tests that have begun
         self.program: dict = {}  # what names of the program mean in the tests
-        self.early: dict = {}  # (frame, number) -> (side to call, None) or (None, its value)
+        self.early: dict = {}  # (frame, number of a side) -> (side to call, None) or (None, value)
 
     def result(self) -> dict:
         """Run all tests, public ones first, so that no hidden argument reaches their feedback."""
@@ -81,7 +81,7 @@ class Run:
         pairs = list(zip(self.plan.tests, self.outcomes, strict=True))
         graded = [outcome == PASSED for test, outcome in pairs if test.graded]
         shown = [outcome for test, outcome in pairs if test.public] or self.outcomes
-        failures = dict.fromkeys(outcome for outcome in shown if outcome != PASSED)
+        failures = dict.fromkeys(outcome for outcome in shown if outcome != PASSED)  # equal: once
         status = "passed"
         if not all(graded):
             found = [outcome[0] for outcome in self.outcomes]
@@ -91,7 +91,7 @@ class Run:
                 raise Unscorable(self.link.shortfall)  # it is not the reference that is wrong
         return {
             "status": status,
-            "lines": [f"Test {shown.index(line) + 1} failed: {line[1]}" for line in failures],
+            "lines": [f"Test {shown.index(one) + 1} failed: {one[1]}" for one in failures],
             "tests": graded,
             "public_passed": not failures,
             "cpu_seconds": self.link.cpu_seconds,
@@ -201,8 +201,9 @@ class Run:
             self.attempt(numbers, function, *this, **row)
 
     def attempt(self, numbers: list, action: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Run a piece of test code. What it raises is returned, and fails the tests that have not
-        begun; if all have, the last one. Tests that an early return leaves out have passed."""
+        """Run a piece of test code; returns what it raises, or None. That fails the tests among
+        `numbers` that have not begun; if all have, the last one. Without it, a test that was not
+        reached has passed: an early return left it out."""
         self.begun, self.link.last = set(), None
         try:
             action(*args, **kwargs)
@@ -231,7 +232,8 @@ class Run:
 
     def check(self) -> None:
         """Raise what a test must not catch: the program's end, a value that cannot be sent."""
-        problem, self.link.unsent = self.link.death or self.link.unsent, None
+        problem = self.link.death or self.link.unsent
+        self.link.unsent = None
         if problem:
             raise problem
 
@@ -305,9 +307,8 @@ def memory_file(text: str) -> Any:
     return file
 
 
-def ask(name: str, x: Any, *rest: Any) -> Any:
-    """What a builtin such as "type" gives for x. About a stand-in the program is asked."""
-    function = {"type": type, "callable": callable, "hasattr": hasattr}[name]
+def ask(function: Any, x: Any, *rest: Any) -> Any:
+    """What a builtin such as type gives for x. About a stand-in the program is asked."""
     if isinstance(x, Remote):
         return x._link.ask("", function, x, *rest)
     return function(x, *rest)
@@ -405,10 +406,11 @@ def main(number: int, folder: str, isolation: str) -> None:
             control.close()  # that zygote has ended; try one that isolates nothing
     if fault:
         control, failure = start_zygote(trainer, folder, isolated=False)
-        fault = failure or fault
+        if failure:
+            sys.exit(failure)  # the trainer reads it on stderr
     confine.prctl(confine.DUMPABLE, 0)  # no process of the same user may look into our memory
     send(trainer, f"it can see your files, processes and network ({fault})" if fault else "")
-    os.dup2(0, 2)  # until here stderr was the trainer's, who does not read on
+    os.dup2(0, 2)  # until here the trainer read our stderr; from now on nobody does
     plans = functools.lru_cache(200)(functools.partial(ready, control))
     while True:
         limit_own(resource.RLIMIT_AS, MOST_MEMORY)

@@ -18,6 +18,7 @@ import builtins
 import collections
 import importlib.util
 import re
+import symtable
 import sys
 from typing import Any
 
@@ -27,8 +28,8 @@ def words(text: str) -> set:
 
 
 UNHOSTED_MODULES = words(  # a test file may not import these
-    "asyncio concurrent.futures ctypes dataclasses datetime decimal fractions gc hypothesis io "
-    "inspect logging multiprocessing os os.path pandas pathlib pickle shutil socket subprocess "
+    "asyncio concurrent ctypes dataclasses datetime decimal fractions gc hypothesis io "
+    "inspect logging multiprocessing os pandas pathlib pickle shutil socket subprocess "
     "tempfile threading unittest warnings weakref"
 )
 UNHOSTED_NAMES = words(  # nor use these names
@@ -71,7 +72,6 @@ class Plan:
         self.kind, self.reference = kind, ref
         self.entry, self.context = entry or "", context or ""
         self.tests: list[Test] = []
-        self.sources: list[str] = []  # kind assert: the sources of the tests found so far
         self.cases: list = []  # kinds stdin and functional: (input, expected output) of each test
         self.texts: list[Text] = []  # kind assert
         self.definitions: list = []  # code: what all texts import, define and assign
@@ -92,10 +92,9 @@ class Plan:
                 self.read_code(items)
             else:
                 self.read_cases(items)
-        except (SyntaxError, ValueError, TypeError, RecursionError) as error:
-            raise Unscorable(f"a test cannot be read: {error}") from None
-        except MemoryError:  # of Python's parser; it has no text
-            raise Unscorable("a test cannot be read: it is too deep for Python") from None
+        except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
+            why = str(error) or "it is too deep for Python"  # a MemoryError of the parser: no text
+            raise Unscorable(f"a test cannot be read: {why}") from None
         if not any(test.graded for test in self.tests):
             raise Unscorable("it has no tests")
 
@@ -118,6 +117,8 @@ class Plan:
         whole = ast.Module([], [])
         for tree in trees:
             whole.body += tree.body
+        for node in find(whole, ast.ImportFrom):  # `from . import f`, `from .solution import f`
+            node.module, node.level = node.module or "solution", 0
         refuse(whole)
         self.find_names(whole, reference)
         self.find_objects(whole, reference)
@@ -133,10 +134,8 @@ class Plan:
                 functions.append(node)
         self.helpers = with_callers(set(), functions, asserts)  # a call of these may fail a test
         self.touching = with_callers(self.names, functions, mentions)  # these may use the program
-        for tree, (_, graded, public) in zip(trees, items, strict=True):
-            self.texts.append(self.read_text(tree, public))
-            found = self.sources[len(self.tests) :]
-            self.tests += [Test(source, graded, public) for source in found]
+        for tree, (_, *self.reading) in zip(trees, items, strict=True):
+            self.texts.append(self.read_text(tree))
         if len(trees) > 1:  # public texts run first, but may need what a later one defines
             parts = [ast.Module([node], []) for node in whole.body if self.defines(node)]
             self.definitions = [compile(part, "<test>", "exec") for part in parts]
@@ -156,12 +155,9 @@ class Plan:
         tests take from the module `solution`. Without a reference, names that nobody defines."""
         self.imports = [ast.unparse(node) for node in reference.body if isinstance(node, IMPORTS)]
         self.names = {self.entry.partition(".")[0]}
-        for node in reference.body:
-            self.names.add(getattr(node, "name", ""))  # of a function or class
-            for target in getattr(node, "targets", ()):  # of an assignment
-                self.names |= names_in(target)
-            if isinstance(node, ast.AnnAssign):  # LIMIT: int = 3
-                self.names |= names_in(node.target)
+        for symbol in symtable.symtable(self.reference or "", "", "exec").get_symbols():
+            if symbol.is_namespace() or (symbol.is_assigned() and not symbol.is_imported()):
+                self.names.add(symbol.get_name())  # a function, a class or a variable
         modules = {"solution"}  # what tests call this module
         for node in find(tests, IMPORTS):
             for alias in node.names:
@@ -183,7 +179,8 @@ class Plan:
         self.stops = "StopIteration" in used
 
     def find_objects(self, tests: ast.Module, reference: ast.Module) -> None:
-        """Find whether tests may use operators and attributes of the program's objects.
+        """Find whether tests may use operators (self.operators: x + y, len(x)) and attributes
+        (self.objects: x.name) of the program's objects.
 
         A program must not decide that its object equals an answer. So operators need a class in
         the reference that has one, or a base or decorator that may bring one. Attributes need a
@@ -230,7 +227,7 @@ class Plan:
             if is_iterator and mentions(node.targets[0], handed):
                 raise Unscorable("a test hands over an iterator that has a name")
 
-    def read_text(self, tree: ast.Module, public: bool) -> Text:
+    def read_text(self, tree: ast.Module) -> Text:
         """Put a mark around each statement that asserts, and collect the test functions."""
         body, outside, functions = [], [], []
         for node in tree.body:
@@ -252,7 +249,7 @@ class Plan:
             body = [self.mark(body, outside, ast.unparse(body[-1]))]
         tree = Rewriter(self.touching).visit(ast.Module(body, []))
         code = compile(ast.fix_missing_locations(tree), "<test>", "exec")
-        return Text(public, code, outside, functions)
+        return Text(self.reading[1], code, outside, functions)
 
     def is_one_test(self, body: list) -> bool:
         """Whether statements without an assert are a test: they use the program or call a check."""
@@ -301,9 +298,9 @@ class Plan:
 
     def mark(self, body: list, numbers: list[int], source: str) -> ast.With:
         """Make statements one more test. Its number is added to `numbers`."""
-        number = len(self.sources)
+        number = len(self.tests)
         numbers.append(number)
-        self.sources.append(" ".join(source.split()))
+        self.tests.append(Test(" ".join(source.split()), *self.reading))
         block = ast.parse(f"with __test__({number}): pass").body[0]
         block.body = body
         return block
@@ -313,12 +310,12 @@ class Rewriter(ast.NodeTransformer):
     """Put calls of the judge into tests:
 
     assert f(x) == 1          __equal__(f(x), 1)
-    type(x), x.__class__      __ask__("type", x); also callable(x) and hasattr(x, name)
+    type(x), x.__class__      __ask__(type, x); also callable(x) and hasattr(x, name)
     f(xs) == sorted(xs)       (__early__(4, lambda: sorted(xs)), f(xs) == __taken__(4))[-1]
 
     The last one evaluates sorted(xs) before f(xs). Else a program that empties xs and returns it
-    would pass. All sides of a comparison or operation and all arguments that do not use the program
-    go first, except plain names and what takes something out (next, pop).
+    would pass. Behind a call, a side of a comparison or operation and an argument go first if they
+    do not use the program; except plain names, and what takes something out (next, pop).
     """
 
     def __init__(self, touching: set) -> None:
@@ -344,7 +341,8 @@ class Rewriter(ast.NodeTransformer):
         return pair
 
     def movable(self, node: ast.AST) -> list:
-        """The sides that stand after a call and can be evaluated before it."""
+        """The sides that stand behind a call and can be evaluated before it: those that do not use
+        the program. A plain name and a lambda stay; next(...) must."""
         sides, after_call = [], False
         for side in ast.iter_child_nodes(node):
             while isinstance(side, (ast.keyword, ast.Starred, ast.NamedExpr)):
@@ -366,15 +364,20 @@ class Rewriter(ast.NodeTransformer):
             node = ast.Expr(call)
         return self.generic_visit(node)
 
+    def visit_ClassDef(self, node: ast.ClassDef) -> ast.ClassDef:
+        for part in node.body:
+            if isinstance(part, ast.FunctionDef):  # in the rest no lambda sees the class's names
+                self.visit(part)
+        return node
+
     def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
         if node.attr == "__class__":
-            node = ast.Call(parsed("__ask__"), [ast.Constant("type"), node.value], [])
+            node = ast.Call(parsed("__ask__"), [parsed("type"), node.value], [])
         return self.generic_visit(node)
 
     def visit_Call(self, node: ast.Call) -> ast.expr:
-        name = ast.unparse(node.func)
-        if ASKING.get(name) == len(node.args):
-            node.func, node.args = parsed("__ask__"), [ast.Constant(name), *node.args]
+        if ASKING.get(ast.unparse(node.func)) == len(node.args):
+            node.func, node.args = parsed("__ask__"), [node.func, *node.args]
         return self.generic_visit(node)
 
 
@@ -438,16 +441,12 @@ def own_names(tree: ast.AST, kinds: Any = ast.AST) -> set:
     return names
 
 
-def is_exception_class(x: Any) -> bool:
-    """Whether a program may raise x here: a builtin class, or any Exception, but not Died."""
-    is_exception = isinstance(x, type) and issubclass(x, BaseException)
-    return is_exception and (x.__module__ == "builtins" or issubclass(x, Exception))
-
-
 def equals_data(method: ast.FunctionDef) -> bool:
     """Whether an object with this __eq__ may be equal to plain data. It may be if the method has
     `== other` or `isinstance(other, int)`; `== other.x` needs an object."""
-    other = find(method.args, ast.arg)[-1].arg
+    arguments = [*method.args.posonlyargs, *method.args.args, method.args.vararg]
+    names = [argument.arg for argument in arguments if argument]
+    other = names[1] if len(names) > 1 else "other"
     kinds = "|".join(kind.__name__ for kind in DATA)
     pattern = rf"== {other}\b(?![.[])|\b{other} ==|isinstance\({other}, [^)]*\b({kinds})\b"
     return bool(re.search(pattern, ast.unparse(method)))
@@ -458,9 +457,9 @@ def refuse(tests: ast.Module) -> None:
     own = own_names(tests, (ast.Name, ast.arg))
     for node in ast.walk(tests):
         for alias in node.names if isinstance(node, IMPORTS) else ():
-            module = getattr(node, "module", alias.name) or "solution"  # `from . import f` has none
+            module = getattr(node, "module", alias.name)
             top = module.partition(".")[0]
-            if not UNHOSTED_MODULES.isdisjoint({module, top}):
+            if top in UNHOSTED_MODULES:
                 raise Unscorable(f"a test uses {module}, whose values cannot cross")
             if top != "solution" and importlib.util.find_spec(top) is None:
                 raise Unscorable(f"the tests need the module {top}")

@@ -35,8 +35,13 @@ PRELOADED = ("bisect", "cmath", "copy", "enum", "heapq", "math", "random", "stri
 OWN = ("json", "json.decoder", "json.encoder", "json.scanner")  # programs get a copy of them
 THREAD_STACK = 2 << 20  # bytes; at the usual eight, the memory limit would allow 64 threads
 SOURCE = "<solution>"  # the file of a program, as its traces and __file__ call it
-# No subclass can override these methods.
-PLAIN = {int: int.__index__, float: float.__float__, str: str.__str__}
+PLAIN = {  # a class -> what makes a plain object of it from one of a subclass
+    int: int.__index__,
+    float: float.__float__,
+    str: str.__str__,
+    collections.defaultdict: lambda x: collections.defaultdict(x.default_factory, x),
+    collections.deque: lambda x: collections.deque(x, x.maxlen),
+}
 NOTHING = object()  # no value
 
 
@@ -141,9 +146,11 @@ class Program:
             return self.export_error(x, wire)
         if isinstance(x, types.MethodType) and name[:2] != "__":
             return ["method", name, *self.export_object(x.__self__)]
-        if self.named.isdisjoint(base.__name__ for base in cls.__mro__):  # no test names its class
+        # An object of a subclass of dict, int, ... crosses as one of its base, if no test uses the
+        # name of its class.
+        if self.named.isdisjoint(base.__name__ for base in cls.__mro__):
             for base in cls.__mro__:
-                if base in KIND_OF_TYPE or base in PLAIN:  # a subclass crosses as its base
+                if base in KIND_OF_TYPE or base in PLAIN:
                     return wire.pack(PLAIN.get(base, base)(x))
             if isinstance(x, collections.abc.Iterator) and cls.__module__ != "solution":
                 return ["stream", self.keep(x), isinstance(x, types.GeneratorType)]

@@ -26,7 +26,7 @@ import socket
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
 from itertools import chain
-from operator import is_not  # by name, as monotonic: a program may change what modules hold
+from operator import is_not  # a name of our own, as monotonic: a program may replace the module's
 from time import monotonic
 from typing import Any
 
@@ -39,7 +39,7 @@ SHARED = set(BUILTINS.split())  # they cross by name; all are harmless when the 
 CHANGEABLE = (list, dict, set, bytearray, deque)
 LARGEST_INT = 1 << 21  # bits; to multiply or print such numbers takes about a second
 namedtuple_class = functools.lru_cache(100)(namedtuple)  # to make the same class again is slow
-DEEPEST = 2500  # calls within calls: some 1,200 values within values. The reader may use 500 more
+DEEPEST = 2500  # calls within calls: about 1,200 nested values. A reader gets 500 more
 
 
 def contents(x: Any) -> list:
@@ -54,7 +54,8 @@ def contents(x: Any) -> list:
 def fill(x: Any, parts: list) -> Any:
     """Give a container new contents, in place."""
     if hasattr(x, "tolist"):
-        x.flat = parts
+        if x.flags.writeable:  # else the program changed its copy only
+            x.flat = parts
         return x
     x.clear()
     if isinstance(x, dict):
@@ -133,9 +134,8 @@ KINDS = {
     "numpy": (None, numpy_parts, make_numpy),
 }
 KIND_OF_TYPE = {row[0]: kind for kind, row in KINDS.items()}
-KIND_OF_TYPE[type(OrderedDict().keys())] = "keys"
-KIND_OF_TYPE[type(OrderedDict().values())] = "values"
-KIND_OF_TYPE[type(OrderedDict().items())] = "items"
+for view in ("keys", "values", "items"):
+    KIND_OF_TYPE[type(getattr(OrderedDict(), view)())] = view
 
 
 def kind_of(x: Any) -> str | None:
