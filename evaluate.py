@@ -6,7 +6,8 @@ A chain is one problem's attempts; each one after the first is told what failed 
 It ends when the public tests pass; the verdict is by all tests. With --oracle, or if no test is
 public, all tests also give the feedback and end the chain. Iter-k (paper): the share of chains that
 are solved within k attempts, one chain a problem by default.
-In: a model, and problems. Out: samples.jsonl (a row per attempt), result.json, and a table.
+In: a model, and problems. Out: result.json, a table, and samples.jsonl: a row for each attempt, in
+which `sample` is the number of its chain.
 Needs torch, transformers, numpy, tree.py, executor.py and support/.
 """
 
@@ -203,7 +204,7 @@ def count(rows: Rows) -> dict[str, int]:
     programs = {(row["task_id"], row["sample"], row["code"] or row["text"]) for row in made}
     return {
         "attempts": len(made),
-        "repeated": len(made) - len(programs),  # that their chain had made; 0 for the control
+        "repeated": len(made) - len(programs),  # programs that the same chain had made before
         "truncated": sum(row["truncated"] for row in made),
         "too long": sum(row["unexpanded"] == "too long" for row in rows),
         "public only": sum(row["public_passed"] and not row["solved"] for row in made),
@@ -250,7 +251,9 @@ class EvalConfig:
     oracle: bool = option(False, "all tests give feedback, not the public ones only", "problems")
     iterations: int = option(5, "attempts in a chain at most: the k of Iter-k", "sampling")
     samples: int = option(1, "independent chains per problem", "sampling")
-    control: bool = option(False, "pass@k: as many tries, no feedback (greedy: at 0.8)", "sampling")
+    control: bool = option(
+        False, "also pass@k: as many tries, no feedback (if greedy: at 0.8)", "sampling"
+    )
     temperature: float | None = option(None, "0: greedy (toy worlds: 1; else: 0)", "sampling")
     max_new_tokens: int | None = option(None, "per answer (toy: 16; else: 1024)", "sampling")
     sample_tokens: int = option(32_768, "per batch: fewer need less memory", "sampling")
@@ -381,7 +384,7 @@ def read_samples(path: Path, problems: list[Problem]) -> Rows:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """The command line: a sentence for every error, no traceback."""
+    """The command line: a sentence and no traceback for what a user can do wrong."""
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     try:

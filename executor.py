@@ -24,19 +24,19 @@ wire.py says how values cross, sandbox.py is the program's side, confine.py and 
 what it cannot do.
 
 Time. A program has `timeout` CPU seconds over all its tests; of kind stdin it has them for each
-case, and is not run on the other cases once it ran out. (A program that disables this timer is
-ended at most 1.5 seconds later.) All its calls together may last 1.5 * timeout + 3 seconds of wall
-time; of kind stdin each case may, and all cases together 8 * timeout + 20. The judge has 4 CPU
-seconds more than a program; then the kernel ends it, even inside a C call. A worker that has
-started gives a result within `bound(timeout)` seconds, 70 by default, however many tests there are;
-else the trainer ends judge, zygote and program. When the trainer dies, so do they.
+case, and is not run on the other cases once it ran out. (A program that switches its own timer off
+is ended at most 1.5 seconds later.) All its calls together may last 1.5 * timeout + 3 seconds of
+wall time; of kind stdin each case may. All cases of a problem together have 8 * timeout + 20. The
+judge has 4 CPU seconds more than a program; then the kernel ends the judge, even inside a C call. A
+worker that has started gives a result within `bound(timeout)` seconds, 70 by default, however many
+tests there are; else the trainer ends judge, zygote and program. When the trainer dies, so do they.
 
-What differs from tests in the program's own process: the program's objects stay in its process.
-The judge has stand-ins for them, which never equal plain data. A program may change lists and dicts
-that it was given: each answer brings the changes back. (After very many calls only those of the
-newest arguments: to compare them all would take too long.) The expected value is evaluated before
-the call: in `assert f(xs) == len(xs)` it is the old length. Tests that need more than this make a
-problem "unscorable". The judge finds that out as it reads them, or by a try with an empty program.
+What is unlike tests in the program's own process: objects of the program stay there. The judge has
+stand-ins for them, which never equal plain data. If a program changes a list or dict that it was
+given, the test sees the change. (After very many calls only in the newest arguments: to compare
+them all would take too long.) The expected value is evaluated before the call: in
+`assert f(xs) == len(xs)` it is the old length. A problem whose tests need more is "unscorable". The
+judge finds that out as it reads them, or when it runs them on an empty program.
 Standard library only; Linux in full, macOS in part. MURPHY_ISOLATION=plain switches the namespaces
 off.
 
@@ -110,7 +110,7 @@ class Result:
 class Job(NamedTuple):
     """A problem made ready for a judge, and a program. Equal ones have equal results."""
 
-    message: str  # the problem as text; "" if it cannot be sent
+    message: str  # the problem as Wire writes it (JSON has no tuples); "" if it cannot be sent
     fault: str  # what is wrong with the problem, or ""
     count: int  # the number of its tests
     limits: tuple  # pairs of name and value
@@ -217,7 +217,7 @@ def _ask(pool: Any, message: str, seconds: float, new: bool) -> dict | None:
 
     TimeoutError: no answer in so many seconds, or the judge has used up its own CPU time.
     """
-    if pool not in _pools:
+    if pool not in _pools:  # `close`, perhaps in another thread, has emptied it
         return None
     worker = _take(new)
     try:

@@ -72,9 +72,9 @@ def loop(state: State, signals: Signals) -> None:
 
 def grow(state: State) -> list[Node]:
     """The rollout trees of a step; several processes share its problems."""
-    state.seed()
+    state.seed()  # by the step's number: a run that goes on draws what an unbroken one would
     state.seconds = dict.fromkeys(("sampling", "executing", "updating"), 0.0)
-    sample = timed(state.seconds, "sampling")(state.sample)
+    sample = timed(state.seconds, "sampling")(state.sample)  # the same, but adds up its time
     execute = timed(state.seconds, "executing")(state.execute)
     problems = state.problems_of(state.step)[ranks.rank() :: ranks.count()]
     return build_trees(problems, sample, execute, state.config.turns, state.config.group_size)
@@ -123,21 +123,21 @@ def update(
 
     An attempt without a gradient never reaches the forward pass but counts in the denominator, so
     skipping it changes nothing. With --mask-truncated a truncated one is in neither.
-    Every rank knows the sizes of all kept attempts but computes only its own; the summed gradient
-    equals that of one process (ours). FloatingPointError: a gradient that is not finite.
+    Every rank knows of all kept attempts how long they are, but computes only its own; the summed
+    gradient equals that of one process (ours). FloatingPointError: a gradient that is not finite.
     """
     counted = [node for node in kept if not (config.mask_truncated and node.truncated)]
-    sizes = [[len(node.completion_ids), learns(node, config)] for node in counted]
+    facts = [[len(node.completion_ids), has_gradient(node, config)] for node in counted]
     optimizer_steps = []  # the micro-batches of each, and the denominator of its loss
-    # All optimizer steps are prepared first, while the model is still the one that sampled. Which
-    # attempts belong to which step is drawn at random (ranks.share). all_sizes: the sizes of all
-    # attempts of one step. mine: the places in `counted` of those that this rank has.
-    for all_sizes, mine in ranks.share(sizes, config.minibatches):
-        if any(has_gradient for _, has_gradient in all_sizes):  # else no rank makes this step
-            nodes = [counted[i] for i in mine if learns(counted[i], config)]
+    # All optimizer steps are prepared now, while the model is still the one that sampled.
+    # ranks.share draws at random which attempts belong to which. facts_of_all: those of all its
+    # attempts, on whatever rank. mine: the places in `counted` of those that this rank has.
+    for facts_of_all, mine in ranks.share(facts, config.minibatches):
+        if any(learns for _, learns in facts_of_all):  # else no rank makes this optimizer step
+            nodes = [counted[i] for i in mine if has_gradient(counted[i], config)]
             will_move = len(optimizer_steps) > 0  # an earlier one changes the model first
             batches = prepare(nodes, model, reference, will_move, config)
-            optimizer_steps.append((batches, denominator_of(all_sizes, config)))
+            optimizer_steps.append((batches, denominator_of(facts_of_all, config)))
 
     stats, grad_norms = [], [0.0]  # without a gradient the norm is 0
     for batches, denominator in optimizer_steps:
@@ -154,17 +154,17 @@ def update(
     return {**means, "grad_norm": max(grad_norms), "optimizer_steps": len(optimizer_steps)}
 
 
-def denominator_of(sizes: list, config: Config) -> int:
-    """What the loss of an optimizer step is divided by; sizes: (tokens, learns) of its attempts."""
+def denominator_of(facts: list, config: Config) -> int:
+    """What the loss of an optimizer step is divided by; facts: as in `update`, of its attempts."""
     if config.loss_norm == "sequence":
-        return len(sizes)
+        return len(facts)
     if config.loss_norm == "token":
-        return sum(tokens for tokens, _ in sizes)
-    return len(sizes) * config.max_new_tokens
+        return sum(tokens for tokens, _ in facts)
+    return len(facts) * config.max_new_tokens
 
 
-def learns(node: Node, config: Config) -> bool:
-    """Whether an attempt has a gradient: its advantage is not 0, or the KL acts on it."""
+def has_gradient(node: Node, config: Config) -> bool:
+    """Whether an attempt changes the model: its advantage is not 0, or the KL acts on it."""
     return node.advantage != 0 or config.beta > 0
 
 
@@ -186,7 +186,7 @@ def prepare(
     will_move: another optimizer step will change the model before this one runs. So the old
     log-probabilities are computed now.
     A rank with fewer micro-batches than another adds empty ones, or the ranks would wait for each
-    other for ever. An empty one is computed as one fake token whose mask is False.
+    other for ever. An empty one is computed as one fake token, which is masked out.
     """
     rows = [(node.prompt_ids, node.completion_ids) for node in nodes]
     places_of = micro_batches(model, rows, config.micro_tokens)
@@ -206,10 +206,12 @@ def completion_logprobs(
     """Log-probabilities and mask of the nodes' completions, both (B, C)."""
     rows = [(node.prompt_ids, node.completion_ids) for node in nodes]
     if not nodes:
-        rows = [([0], [0])]
+        rows = [([0], [0])]  # the fake token
     with autocast(next(model.parameters()).device):
         logp, mask = rows_logprobs(model, rows, config.temperature)
-    return logp, mask & bool(nodes)
+    if not nodes:
+        mask = torch.zeros_like(mask)
+    return logp, mask
 
 
 def backward(model: Any, batch: MicroBatch, denominator: float, config: Config) -> dict[str, float]:
@@ -308,7 +310,7 @@ def show_helpful_tree(path: Path) -> None:
 
 
 def train(config: Config) -> Path:
-    """A whole run; returns its folder. What can fail cheaply is checked before anything is made."""
+    """A whole run; returns its folder. All cheap checks come before anything is made."""
     device = pick_device(config.device)
     folder = check_folder(config)
     if config.model:
@@ -342,7 +344,7 @@ def train(config: Config) -> Path:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """The command line: a sentence for every error, no traceback."""
+    """The command line: a sentence and no traceback for what a user can do wrong."""
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     try:

@@ -3,7 +3,7 @@
 In: a tree of executed attempts. A node needs `.reward` (what the executor said, in [0, 1]),
     `.children` (a group, sampled from its feedback) and `.turn` (1, 2, ...; 0: the root).
 Out: `.credit` at every node (`.reward` never changes); the groups and members that a budget keeps;
-    an advantage for each of them. The order is: propagate, prune on credit, advantages of the rest.
+    an advantage for each of them. The order is: propagate, prune, advantages of what is kept.
 Paper: from its abstract. Reported: from two descriptions by others. Ours: decided here.
 Needs numpy and nothing else of this project: copy the file. Try it: `python propagate.py`.
 """
@@ -37,8 +37,8 @@ def mers(node: Any, turns: int, gamma: float) -> float:
         R(n) = (r(n) + gamma * mean over children c of R(c)) / (S - s + 1)
         R(n) = r(n)    without children: solved, last turn, or no room for its next prompt
 
-    s: node.turn; S: `turns`; gamma, in [0, 1]: how much the children count. The division keeps R in
-    [0, 1]. ValueError: bad `gamma` or `turns`; a node of turn S has children.
+    s: node.turn; S: `turns`; gamma, in [0, 1]: how much the children count. The divisor is as
+    reported; R stays in [0, 1]. ValueError: bad `gamma` or `turns`; a node of turn S has children.
     """
     if not isinstance(turns, int) or turns < 1:
         raise ValueError(f"MERS needs turns (S) as a whole number of at least 1, not {turns!r}")

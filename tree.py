@@ -68,8 +68,8 @@ def build_trees(
 ) -> list[Node]:
     """Grow one tree for each problem, turn by turn (paper).
 
-    A turn is one call of `sample`, for the nodes to expand of all problems, and one of `execute`
-    for the programs that are new. A node for which `stop` holds gets no children. If nothing is
+    Each turn calls `sample` once, for all open nodes of all problems, and `execute` once, for the
+    programs that are new. A node for which `stop` holds gets no children. If nothing is
     solved there are G + G^2 + ... + G^S attempts. ValueError: turns or group_size below 1; a wrong
     number of answers; a problem that cannot be scored.
     """
@@ -165,12 +165,12 @@ PRINTS = r"\bprint *\(|\bstdout\b"  # "print(x)", "sys.stdout.write(x)"
 DEFINES = r"^[ \t]*(?:async +)?(?:def|class) +{name}\b"  # "def f(x):", "class Solution:"
 ASSIGNS = r"^[ \t]*{name} *(?::[^=\n]*)?= *(?:lambda\b|[^\W\d][\w.]*$)"  # "f = lambda: 1", "f = g"
 THOUGHT = r"(?P<thought></?think(?:ing)?>)"  # "<think>", "</thinking>"
-# Before a fence that has a line of its own may stand blanks or a list's bullet. Three such lines:
-# "```python", "  ~~~~", "1. ```". A fence within a line: "Try ```f = 1```".
+# A fence may stand in the middle of a line: "Try ```f = 1```". If the group `own_line` matches, it
+# has a line of its own; blanks or a list's bullet may come before it: "```", "  ~~~~", "1. ```".
 FENCE = r"(?P<own_line>^(?:(?:[-*+]|\d+[.)])?[ \t])*)?(?:```|~~~)[`~]*[ \t]*"
-# After a fence may come a tag: "python", "Python 3.12", "{.python", "src/a.py". And code, in the
-# same line: "import x", "@cache", "n = ", "g(".
+# The tag behind a fence: "python", "Python 3.12", "{.python", "src/a.py".
 TAG = r"[{.]*(?:[\w./-]+\.py|(?:i?python|pypy|py)[\d.]*(?: +[\d.]+)?)(?![\w-])"
+# How code begins that stands in the fence's own line: "import x", "@cache", "n = ", "g(".
 CODE = r"(?:def|class|import|from) +\w|@\w|[\w, ]+ = |[\w.]+\("
 
 
@@ -200,8 +200,9 @@ def extract_code(text: str, entry_point: str = "", thinking: bool = False) -> st
 
 
 def cleaned(text: str, thinking: bool) -> str:
-    """The last LONGEST characters of an answer, without a thought at its beginning (`pieces` leaves
-    out a later one), the "> " of a quoted fence, and characters of no width before a line."""
+    """An answer without a thought at its beginning, cut to its last LONGEST characters, without the
+    "> " of a quoted fence and invisible characters before a line. (`pieces` drops later thoughts.)
+    """
     if thinking or re.match(r"[\s\ufeff\u200b]*<think", text):  # an unclosed thought leaves ""
         text = re.sub(r"\A.*?(?:</think(?:ing)?>|\Z)", "", text, count=1, flags=re.DOTALL)
     text = text.rstrip()[-LONGEST:].replace("\r\n", "\n")
@@ -246,13 +247,16 @@ def read_tag(line: str) -> tuple[str, str]:
     """
     tag = re.match(TAG, line, re.IGNORECASE)
     rest = line[tag.end() :].lstrip(" \t") if tag else line
-    is_code = re.match(CODE, rest, re.IGNORECASE)
-    kind = "other" if rest and not is_code else "plain"
-    return ("python" if tag else kind), (rest if is_code else "")
+    code = rest if re.match(CODE, rest, re.IGNORECASE) else ""
+    if tag:
+        return "python", code
+    if rest and not code:
+        return "other", ""
+    return "plain", code
 
 
 def pieces(text: str) -> list[tuple[str, bool]]:
-    """What stands between two marks, and whether the first of them is a fence tagged as Python.
+    """The answer, cut at its marks: each piece, and whether its fence is tagged as Python.
 
     "Try ```python f = 1 ``` or this" has two: "Try", and "f = 1", which is tagged. ("or this"
     counts as the tag of another language.) Prose is also a piece, but rarely defines a wanted name.
@@ -261,9 +265,16 @@ def pieces(text: str) -> list[tuple[str, bool]]:
     which it parses; fences on a line of their own are tried first. If none does, at the next mark.
     """
     marks = marks_of(text)[:50]  # to parse is slow: at most 50 marks, and 10 tries for each piece
-    found, in_thought = [], False
+    found = []
     while len(marks) > 1:
         opening = marks.pop(0)
+        if opening.after in ("thought", "answer"):
+            found = []  # what came before is not the answer
+        if opening.after == "thought":  # leave it out
+            while len(marks) > 1 and marks[0].after != "answer":
+                marks.pop(0)
+            continue  # a thought that never ends goes on to the end of the text
+
         closing = marks[0]
         for mark in sorted(marks[:10], key=lambda mark: not mark.own_line):
             _, parses = dedented(text[opening.end : mark.start])
@@ -271,13 +282,9 @@ def pieces(text: str) -> list[tuple[str, bool]]:
                 closing = mark
                 break
         marks = marks[marks.index(closing) :]  # it opens the next piece
-
-        if opening.after in ("thought", "answer"):  # what came before is not the answer
-            found = []
-            in_thought = opening.after == "thought"
         if opening.after != "other":
             found.append((text[opening.end : closing.start], opening.after == "python"))
-    return [] if in_thought else found
+    return found
 
 
 def dedented(piece: str) -> tuple[str, bool]:
