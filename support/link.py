@@ -45,8 +45,7 @@ BATCHES = (1, 1, 1, 1, 1, 1, 1, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512)  # items 
 
 
 def count_references() -> int:
-    """What getrefcount says of an object that one dict and one local variable hold: 3; since Python
-    3.14 less."""
+    """What getrefcount says of an object that one dict and one local variable hold."""
     held: dict = {0: []}
     x = held[0]
     return sys.getrefcount(x)
@@ -89,11 +88,8 @@ class Link:
         self.values = Values(self)
 
     def launch(self, source: int = 0, sink: int = 1) -> None:
-        """A new process begins to run the program, with these files as its stdin and stdout.
-
-        Its first answer is what the program defines, or for a main program nothing: `start` or
-        Run.printed waits for it.
-        """
+        """A new process begins to run the program, with these files as its stdin and stdout; `start`
+        or Run.printed waits for its first answer."""
         self.stop()
         self.death = None
         self.wire = Wire(self.values)
