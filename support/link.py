@@ -88,8 +88,8 @@ class Link:
         self.values = Values(self)
 
     def launch(self, source: int = 0, sink: int = 1) -> None:
-        """A new process begins to run the program, with these files as its stdin and stdout; `start`
-        or Run.printed waits for its first answer."""
+        """A new process begins to run the program, with these files as stdin and stdout; `start` or
+        Run.printed waits for its first answer."""
         self.stop()
         self.death = None
         self.wire = Wire(self.values)
