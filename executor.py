@@ -439,8 +439,8 @@ def self_check() -> list[Result]:
     problem = types.SimpleNamespace(kind="functional", tests=tests, entry_point="f")
     results = run_many([(problem, code) for _, code in PROGRAMS.values()], timeout=0.5)
     for (status, code), result in zip(PROGRAMS.values(), results, strict=True):
-        right_reward = (result.reward == 1) == (status == "passed")
-        if result.status != status or not right_reward:
+        passed, should_pass = result.reward == 1, status == "passed"
+        if result.status != status or passed != should_pass:
             raise RuntimeError(
                 f"executor: {code!r} was judged {result.status!r} with reward {result.reward:g} "
                 f"instead of {status!r}, so no reward can be trusted on this system "
