@@ -41,7 +41,7 @@ from transformers.utils import logging as transformers_logging
 import executor
 from support import toy
 from support.problems import Problem, distinct, fingerprint, load_problems
-from support.ranks import gather, join
+from support.ranks import gather, join, rank_0_first
 from support.run import check_hub, check_writable, json_lines, read_settings, write
 from support.sampling import Sampler, check_model, load_model, pick_device
 from support.settings import at_least, option, parse
@@ -293,14 +293,15 @@ def run(config: EvalConfig) -> None:
     A chunk of problems has its own seed and is sampled as a whole. So neither an interruption nor
     the number of processes (torchrun) changes the table.
     """
-    rank, processes = join(pick_device(config.device))
+    rank, processes = join(pick_device(config.device))  # from here on, only rank 0 prints
     folder = Path(config.output)
     settings = {k: v for k, v in asdict(config).items() if k not in ("device", "output")}
     check_output(folder, settings)  # now, because all that follows is slow
     check_model(config.model)
     check_hub(config.model, "model")
     executor.self_check()
-    problems = find_problems(config)
+    with rank_0_first():
+        problems = find_problems(config)
     model, sample, control = load_samplers(config, problems)
     # The same path may hold another model the next time: every 1000th weight tells.
     some_weights = repr([w.flatten()[::1000].tolist() for w in model.parameters()])

@@ -319,7 +319,8 @@ def train(config: Config) -> Path:
     ranks.join(device)
     folder = Path(ranks.gather(str(folder))[0])  # rank 0's: others may have found another free name
     executor.self_check()
-    data = toy_data(config) if config.problems in toy.WORLDS else listed_data(config)
+    with ranks.rank_0_first():
+        data = toy_data(config) if config.problems in toy.WORLDS else listed_data(config)
     names = ("problems", "credit", "turns", "group_size", "seed", *FITTING)
     chosen = ", ".join(f"{flag(name)} {getattr(config, name)}" for name in names)
     where = f"device {device}, processes {ranks.count()}, output in {folder}"

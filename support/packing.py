@@ -20,7 +20,8 @@ Slot q sees slot k if and only if q lies in the subtree of k:  k <= q < end[k].
 A token sees its own row up to itself, at the positions of that row, and nothing else. So the model
 computes for it what it would compute in the row alone.
 
-In: a Hugging Face causal LM and rows. Out: log-probabilities; micro-batches. Needs grpo.py.
+In: a Hugging Face causal LM and rows. Out: log-probabilities; micro-batches.
+Needs grpo.py and support/sampling.py.
 """
 
 import warnings
@@ -38,12 +39,12 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from grpo import Row, pad_rows, select_logprobs, token_logprobs
+from support.sampling import autocast
 
 CHUNK = 2**24  # logits that exist at a time: 64 MB in float32
 BLOCK = 256  # slots that `sdpa_in_blocks` takes at a time
 FASTEST = {"cuda": "flex_attention", "cpu": "sdpa_in_blocks"}  # attention of packed rows
-PADDED: WeakKeyDictionary[Any, str] = WeakKeyDictionary()  # model -> the reason it was warned of
-OTHER_LOGITS = "it changes its logits in a way that is not known here"
+REASONS: WeakKeyDictionary[Any, str] = WeakKeyDictionary()  # model -> what `find_reason` found
 
 
 def rows_logprobs(model: Any, rows: Sequence[Row], temperature: float = 1.0) -> tuple[Tensor, ...]:
@@ -52,26 +53,36 @@ def rows_logprobs(model: Any, rows: Sequence[Row], temperature: float = 1.0) -> 
     At most CHUNK logits exist at a time: the backward makes each chunk again.
     A model that packing is wrong for gets padded rows. One warning for each model says why.
     """
-    padded = [tensor.to(model.device) for tensor in pad_rows(rows, pad_id=0)]
-    ids, attention_mask, mask = padded
-    reason = why_padded(model)
-    if not reason:
-        targets = ids[:, ids.shape[1] - mask.shape[1] :][mask]  # row after row
-        logp = _packed_logprobs(model, rows, targets, temperature)
-        if logp is not None:  # masked_scatter fills the mask in the same order
-            return torch.zeros_like(mask, dtype=logp.dtype).masked_scatter(mask, logp), mask
-        reason = OTHER_LOGITS
+    ids, attention_mask, mask = [tensor.to(model.device) for tensor in pad_rows(rows, pad_id=0)]
+    if why_padded(model):
+        return token_logprobs(model, ids, attention_mask, mask, temperature), mask
 
-    if PADDED.get(model) != reason:
-        PADDED[model] = reason
-        warnings.warn(f"{type(model).__name__} gets padded rows: {reason}", stacklevel=2)
-    return token_logprobs(model, ids, attention_mask, mask, temperature), mask
+    def chunk_logprobs(states: Tensor, targets: Tensor) -> Tensor:
+        return select_logprobs(_logits(model, states), targets, temperature)
+
+    states, logits, before = _forward(model, rows)
+    slots = torch.tensor([*chain.from_iterable(before)], dtype=torch.long, device=model.device)
+    # The backward of index_select, unlike that of states[slots], always adds in the same order.
+    states = states[0].index_select(0, slots)
+    targets = ids[:, ids.shape[1] - mask.shape[1] :][mask]  # row after row, as the slots are
+    size = max(1, CHUNK // logits.shape[-1])
+    chunks = zip(states.split(size), targets.split(size), strict=True)
+    found = [checkpoint(chunk_logprobs, *chunk, use_reentrant=False) for chunk in chunks]
+    logp = torch.cat(found)  # masked_scatter fills the mask row after row, too
+    return torch.zeros_like(mask, dtype=logp.dtype).masked_scatter(mask, logp), mask
 
 
 def why_padded(model: Any) -> str:
-    """Why the model gets padded rows; "" if all its layers can take our mask."""
-    if PADDED.get(model) == OTHER_LOGITS:  # only a forward pass can find this out
-        return OTHER_LOGITS
+    """Why the model gets padded rows, or "". It is found, and warned of, once for each model."""
+    if model not in REASONS:
+        reason = REASONS[model] = find_reason(model)
+        if reason:
+            warnings.warn(f"{type(model).__name__} gets padded rows: {reason}", stacklevel=3)
+    return REASONS[model]
+
+
+def find_reason(model: Any) -> str:
+    """Why packing is wrong for the model, or "". It runs the model: every rank must call it."""
     config = model.config.get_text_config()
     attention = config._attn_implementation
     takes_masks = attention in ("sdpa", "sdpa_in_blocks", "eager", "flex_attention")
@@ -82,7 +93,13 @@ def why_padded(model: Any) -> str:
     if not layers:
         layers = ["sliding_window"] if getattr(config, "sliding_window", None) else []
     others = ", ".join(sorted(set(layers) - {"full_attention"}))
-    return f"not every layer has full attention ({others})" if others else ""
+    if others:
+        return f"not every layer has full attention ({others})"
+
+    with torch.no_grad(), autocast(model.device):
+        states, logits, _ = _forward(model, [([0], [1])])  # two: one may be padding
+        is_known = torch.equal(_logits(model, states[:, -1:]), logits)
+    return "" if is_known else "it changes its logits in a way that is not known here"
 
 
 def micro_batches(model: Any, rows: Sequence[Row], token_budget: int) -> list[list[int]]:
@@ -106,7 +123,7 @@ def micro_batches(model: Any, rows: Sequence[Row], token_budget: int) -> list[li
 
     batches: list[list[int]] = []
     batch, size = [], 0
-    for i in sorted(range(len(rows)), key=lambda i: ids[i]):  # neighbours share the most
+    for i in sorted(range(len(rows)), key=lambda i: ids[i]):  # rows that begin alike are neighbours
         if not batches or joined(batch, size, i) > token_budget:
             batch, size = [], 0
             batches.append(batch)
@@ -128,7 +145,7 @@ def lay_out(rows: Sequence[Row]) -> tuple[list[int], list[int], list[int], list[
     before: list[list[int]] = [[] for _ in rows]
     last, path = [], []  # the row before, and its slots
 
-    for i in sorted(range(len(rows)), key=lambda i: ids[i]):  # that begin alike are neighbours
+    for i in sorted(range(len(rows)), key=lambda i: ids[i]):  # rows that begin alike are neighbours
         shared = len(commonprefix([last, ids[i]]))
         first = len(tokens)
         tokens += ids[i][shared:]
@@ -137,46 +154,35 @@ def lay_out(rows: Sequence[Row]) -> tuple[list[int], list[int], list[int], list[
         path = [*path[:shared], *range(first, len(tokens))]
         for slot in path:
             ends[slot] = len(tokens)  # so far
-        before[i] = path[len(rows[i][0]) - 1 : -1]
+        before[i] = [path[place - 1] for place in range(len(rows[i][0]), len(ids[i]))]
         last = ids[i]
     return tokens, positions, ends, before
 
 
-def _packed_logprobs(model: Any, rows: Any, targets: Tensor, temperature: float) -> Tensor | None:
-    """Log-probabilities of the tokens `targets`; None if the model does more to its logits."""
+def _forward(model: Any, rows: Sequence[Row]) -> tuple[Tensor, Tensor, list[list[int]]]:
+    """The states that the output layer is given (1, T, width), the last slot's logits (1, 1, V),
+    and for every row the slots that predict its completion tokens."""
     *columns, before = lay_out(rows)
     tokens, positions, ends = torch.tensor(columns, device=model.device)
     mask = _attention_mask(model, ends)
     # -1: the states of the last layer only. Older transformers return those of all layers.
     options = {"use_cache": False, "output_hidden_states": -1, "logits_to_keep": 1}
     output = model(tokens[None], attention_mask=mask, position_ids=positions[None], **options)
-    states = output.hidden_states[-1]  # (1, T, width), what the output layer is given
+    return output.hidden_states[-1], output.logits, before
 
-    # A few models scale their logits. If we cannot make the last ones again, packing is wrong here.
-    head = model.get_output_embeddings()
+
+def _logits(model: Any, states: Tensor) -> Tensor:
+    """What the output layer makes of its input; a few models scale it."""
     config = model.config.get_text_config()
     factor = getattr(config, "logit_scale", None) or 1.0  # Cohere
     divisor = getattr(config, "logits_scaling", None) or 1.0  # Granite
-    if not torch.equal(head(states[:, -1:]) * factor / divisor, output.logits):
-        return None
-
-    def chunk_logprobs(states: Tensor, targets: Tensor) -> Tensor:
-        # select_logprobs divides by the temperature, so the scale goes in there.
-        return select_logprobs(head(states), targets, temperature * divisor / factor)
-
-    slots = torch.tensor([*chain.from_iterable(before)], dtype=torch.long, device=model.device)
-    # The backward of index_select, unlike that of states[slots], always adds in the same order.
-    states = states[0].index_select(0, slots)
-    size = max(1, CHUNK // output.logits.shape[-1])
-    chunks = zip(states.split(size), targets.split(size), strict=True)
-    found = [checkpoint(chunk_logprobs, *chunk, use_reentrant=False) for chunk in chunks]
-    return torch.cat(found)
+    return model.get_output_embeddings()(states) * factor / divisor
 
 
 def _attention_mask(model: Any, ends: Tensor) -> Any:
     """Which slot sees which: T * T numbers, or for "flex_attention" blocks (CPU: no backward)."""
 
-    def sees(batch: Any, head: Any, q: Tensor, k: Tensor) -> Tensor:
+    def sees(_: Any, __: Any, q: Tensor, k: Tensor) -> Tensor:  # create_block_mask's signature
         return (k <= q) & (q < ends[k])
 
     if model.config.get_text_config()._attn_implementation == "flex_attention":
@@ -189,7 +195,7 @@ def _attention_mask(model: Any, ends: Tensor) -> Any:
 
 
 def sdpa_in_blocks(module: Any, query: Any, key: Any, value: Any, mask: Any, **options: Any) -> Any:
-    """The attention "sdpa_in_blocks": a block of slots skips all later ones, which are hidden."""
+    """Attention in blocks: a block does not compute the slots after it, which it may not see."""
     if mask is None or query.shape[2] < key.shape[2]:  # nothing to skip: no mask, or a cache
         return sdpa_attention_forward(module, query, key, value, mask, **options)
     found = []

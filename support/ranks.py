@@ -2,6 +2,7 @@
 
     join, rank, count, gather     who am I, how many are we, what do the others say
     share                         deal the attempts of an update, the same on every rank
+    rank_0_first                  the others find what rank 0 has made
     shard, whole                  the model in pieces (FSDP2), and a tensor made whole again
     sampling_copy, refresh        whole weights to sample with
     training_state, restore       checkpoints that any number of ranks can read
@@ -14,6 +15,8 @@ import copy
 import json
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -73,16 +76,30 @@ def share(values: list, parts: int) -> list[tuple[list, list[int]]]:
     Returns for each part the values of all its items, whatever their rank, and the places in
     `values` of those that are this rank's. A rank may own none of a part.
     """
-    everyone = []
-    for owner, its_values in enumerate(gather(values)):
-        everyone += [(owner, place, value) for place, value in enumerate(its_values)]
-    order = gather(torch.randperm(len(everyone)).tolist())[0]  # rank 0 draws for all
+    of_all = gather(values)
+    items = [(owner, place) for owner in range(count()) for place in range(len(of_all[owner]))]
+    order = gather(torch.randperm(len(items)).tolist())[0]  # rank 0 draws for all
     dealt = []
     for start in range(parts):
-        part = [everyone[i] for i in order[start::parts]]
-        own = [place for owner, place, _ in part if owner == rank()]
-        dealt.append(([value for _, _, value in part], own))
+        part = [items[i] for i in order[start::parts]]
+        own = [place for owner, place in part if owner == rank()]
+        dealt.append(([of_all[owner][place] for owner, place in part], own))
     return dealt
+
+
+@contextmanager
+def rank_0_first() -> Iterator[None]:
+    """In the block rank 0 works first; the others begin when it has ended, also if by an error.
+
+    What it keeps in a file, such as the results of references, is then not made by all at once.
+    """
+    if rank() > 0:
+        gather(None)
+    try:
+        yield
+    finally:
+        if rank() == 0:
+            gather(None)
 
 
 def shard(model: Any) -> Any:
@@ -104,8 +121,8 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
 def sampling_copy(model: Any) -> Any:
     """The model that samples: made before `shard`, it needs no other rank for a token.
 
-    On CUDA it is bfloat16, of which a decode step reads half the bytes. In one process without CUDA
-    it is the model itself.
+    On CUDA it is bfloat16: half the bytes to read for each token. Without CUDA it is a copy in
+    float32; in one process the model itself.
     """
     device = next(model.parameters()).device
     if count() == 1 and device.type != "cuda":
@@ -134,7 +151,7 @@ def whole_weights(model: Any) -> dict[str, Any]:
 def training_state(model: Any, optimizer: Any) -> dict[str, Any]:
     """Whole weights and optimizer state, on the CPU; both are empty on ranks above 0."""
     moments = {}
-    if optimizer.state:  # else torch would make a step of zeros first, and AdamW counts its steps
+    if optimizer.state:  # if it is empty, torch first makes a step by itself, and AdamW counts it
         moments = whole_state.get_optimizer_state_dict(model, optimizer, options=FULL)
     return {"model": whole_weights(model), "optimizer": moments}
 

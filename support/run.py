@@ -94,7 +94,7 @@ def check_folder(config: Any) -> Path:
 
 
 def check_writable(folder: Path) -> None:
-    """ValueError if the folder is none, cannot be made, or takes no files."""
+    """ValueError if it is no folder, cannot be made, or takes no files."""
     whole = folder.absolute()
     existing = next(path for path in (whole, *whole.parents) if path.exists())
     try:
@@ -182,10 +182,10 @@ def load(folder: Path) -> dict[str, Any] | None:
         ) from error
 
 
-def cut_log(path: Path, step: int, every: bool = False) -> list[dict[str, Any]]:
-    """Cut from a log what was made at `step` or later; returns the rows that stay.
+def cut_log(path: Path, step: int, every: bool = False) -> None:
+    """Cut from a log what was made at `step` or later, and a half-written last line.
 
-    A half-written last line goes, too. The run that goes on makes all these lines again.
+    The run that goes on makes the cut lines again.
     every: whether each step before must have a line. ValueError: one is missing, or a line is
     strange; then the file stays as it is.
     """
@@ -207,7 +207,6 @@ def cut_log(path: Path, step: int, every: bool = False) -> list[dict[str, Any]]:
             "it has been changed, and the run cannot go on from it"
         )
     write(path, json_lines(rows))
-    return rows
 
 
 # Signals

@@ -2,8 +2,8 @@
 
 In: a model folder or Hugging Face id; prompts as chat messages.
 Out: `Completion`s. Their token ids are the sampled ones; text is never tokenised again.
-Sampled is what training scores: softmax(logits / temperature). Settings that a checkpoint brings
-along (top_k, repetition_penalty, ...) never act.
+It samples from the distribution that training scores: softmax(logits / temperature). Settings that
+a checkpoint brings along (top_k, repetition_penalty, ...) never act.
 Needs torch, transformers and tree.py. `python murphy.py` shows it at work.
 """
 
@@ -12,8 +12,9 @@ import os
 import re
 import warnings
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ from tree import Completion, Messages
 SLICE = 32  # after so many tokens, the completions that have ended leave the batch
 OUT_OF_MEMORY = "out of memory while sampling: from here on a batch holds at most {} tokens"
 
-# The argument of `generate` that holds keys and values has a new name since transformers 5.
+# Later versions of transformers 5 call the cache of keys and values `cache`.
 NAMES = inspect.signature(transformers.GenerationMixin.prepare_inputs_for_generation).parameters
 CACHE = "cache" if "cache" in NAMES else "past_key_values"
 
@@ -40,36 +41,32 @@ def pick_device(name: str = "auto") -> torch.device:
         raise ValueError(f"--device must be auto, cpu, mps, cuda or cuda:0, not {name!r}")
     if name == "auto":
         return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+    # Under torchrun, "cuda" is a card of this process's own: nothing may be put on card 0.
+    probed = f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if name == "cuda" else name
     try:
-        torch.empty(1, device=name)
+        torch.empty(1, device=probed)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).split("\n")[0]
         raise ValueError(f"device {name!r} cannot be used on this machine: {reason}") from error
-    return torch.device(name)  # "cuda" without a number: each rank has a card of its own
+    return torch.device(name)
 
 
-def autocast(device: torch.device) -> AbstractContextManager:
+def autocast(device: torch.device) -> torch.autocast:
     """The arithmetic: bfloat16 on CUDA, float32 elsewhere.
 
     The trained weights stay float32: in bfloat16 a weight of 0.02 does not notice a step of 1e-6.
     """
-    if device.type == "cuda":
-        return torch.autocast("cuda", dtype=torch.bfloat16)
-    return nullcontext()
+    return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")
 
 
 def check_model(path: str) -> None:
     """ValueError if a path can only mean a folder, but holds no model; the hub is not asked."""
-    owner, *rest = path.split("/")
-    is_folder = (
-        os.path.exists(path)
-        or path.startswith(("/", ".", "~"))
-        or len(rest) > 1  # an id of the hub has one slash
-        or (len(rest) == 1 and os.path.isdir(owner))  # "runs/a", if runs/ is here
-    )
-    if is_folder and not os.path.isfile(os.path.join(path, "config.json")):
+    folder = Path(path)
+    is_folder = folder.exists() or path.startswith(("/", ".", "~")) or path.count("/") > 1
+    in_folder = "/" in path and folder.parent.is_dir()  # "runs/a", if runs/ is here
+    if (is_folder or in_folder) and not (folder / "config.json").is_file():
         what = "no folder with a config.json"
-        if os.path.isfile(os.path.join(path, "checkpoint.pt")):
+        if (folder / "checkpoint.pt").is_file():
             what = "a run that has not ended: --resume it"
         raise ValueError(f"cannot load a model from {path!r}: it is {what}")
 
@@ -92,39 +89,37 @@ def load_model(path: str, device: torch.device, attention: str = "sdpa") -> tupl
         raise ValueError(f"the tokenizer of {path!r} has no chat template: take a chat model")
     if not end_tokens(model, tokenizer):
         raise ValueError(f"{path!r} names no end token, so no completion would end")
-    end = turn_end(tokenizer)
-    if end and tokenizer.convert_tokens_to_ids(end) not in end_tokens(model, tokenizer):
-        warnings.warn(
-            f"the chat template of {path!r} ends an answer with {end!r}, which is no end token of "
-            "the generation config or the tokenizer: completions may never end",
-            stacklevel=2,
-        )
     return model.to(device).eval(), tokenizer
 
 
 def special_tokens(tokenizer: Any) -> list[str]:
     """The special tokens that a message may not contain.
 
-    Thinking tags may stay, since templates look for them. `encode` cannot break one character.
+    Thinking tags may stay, since templates look for them. A token of one character stays, too:
+    `encode` puts a space inside the others.
     """
     tokens = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
     return sorted(token for token in tokens - {"<think>", "</think>"} if len(token) > 1)
 
 
-def turn_end(tokenizer: Any) -> str:
-    """The special token that the chat template puts after an answer, or ""."""
-    # The words in capitals can be found again. Many templates treat a last answer in another way.
-    messages = [{"role": role, "content": role.upper()} for role in ("user", "assistant", "user")]
-    behind = tokenizer.apply_chat_template(messages, tokenize=False).rpartition("ASSISTANT")[2]
-    found = [token for token in special_tokens(tokenizer) if token in behind]
-    return min(found, key=behind.index, default="")
-
-
 def end_tokens(model: Any, tokenizer: Any) -> list[int]:
-    """The ids that end a completion: the checkpoint's and the tokenizer's."""
+    """The ids that end a completion: the checkpoint's and the tokenizer's.
+
+    If the chat template puts none of them after an answer, the first special token there is one
+    more: the model has learned to end with it, and its completions would never end.
+    """
     own = model.generation_config.eos_token_id
     ids = own if isinstance(own, list) else [own]
-    return sorted({tokenizer.eos_token_id, *ids} - {None})
+    ends = {tokenizer.eos_token_id, *ids} - {None}
+    # The answers are "ASSISTANT", so that they can be found in the text. There are two, because a
+    # template may end the last one in another way.
+    messages = [{"role": role, "content": role.upper()} for role in ("user", "assistant") * 2]
+    after = tokenizer.apply_chat_template(messages, tokenize=False).partition("ASSISTANT")[2]
+    special = [token for token in special_tokens(tokenizer) if token in after]
+    found = tokenizer.convert_tokens_to_ids(sorted(special, key=after.index))
+    if found and not ends.intersection(found):
+        ends.add(found[0])
+    return sorted(ends)
 
 
 def encode(tokenizer: Any, messages: Messages, enable_thinking: bool = False) -> list[int]:
@@ -154,10 +149,8 @@ class Sampler:
     _: KW_ONLY
     max_new_tokens: int
     temperature: float = 1.0
-    top_p: float = 1.0
     sample_tokens: int = 32_768
     enable_thinking: bool = False
-    halved: int = 0  # how often the memory was too small
 
     def __post_init__(self) -> None:
         self.ends = end_tokens(self.model, self.tokenizer)
@@ -171,7 +164,7 @@ class Sampler:
         self.settings = {"top_k": 0, "eos_token_id": self.ends, "pad_token_id": self.pad}
         self.settings["do_sample"] = self.temperature > 0
         if self.temperature > 0:
-            self.settings |= {"temperature": self.temperature, "top_p": self.top_p}
+            self.settings["temperature"] = self.temperature
 
     def __call__(self, prompts: list[Messages], n: int) -> list[list[Completion] | None]:
         """n completions of each prompt; None where prompt and answer could exceed the context."""
@@ -188,20 +181,17 @@ class Sampler:
                 except torch.OutOfMemoryError:
                     if len(batch) == 1:
                         raise
-                    self.halved += 1
                     self.sample_tokens = len(batch) * longest // 2
                     warnings.warn(OUT_OF_MEMORY.format(self.sample_tokens), stacklevel=2)
-                    continue  # all of the batch again: to keep what had ended favours short answers
+                    continue  # all again: if only ended rows were kept, too many would be short
                 for ids, tokens in zip(batch, sampled, strict=True):
                     found[ids].append(self.completion(ids, tokens))
                 rows = rows[len(batch) :]
 
-        answers: list[list[Completion] | None] = []
-        for ids in encoded:
+        answers: list[list[Completion] | None] = [None] * len(encoded)
+        for place, ids in enumerate(encoded):
             if ids in found:  # equal prompts share a list: each takes n of it
-                answers.append([found[ids].pop() for _ in range(n)])
-            else:
-                answers.append(None)
+                answers[place] = [found[ids].pop() for _ in range(n)]
         return answers
 
     def sample_batch(self, prompts: list[tuple[int, ...]]) -> list[list[int]]:
@@ -213,23 +203,23 @@ class Sampler:
         cache = self.prefill(prompts)
         width = len(prompts[0])
         full = width + self.max_new_tokens
-        rows = [list(prompt) for prompt in prompts]
-        alive = rows  # those without an end token; what is sampled is added to them
+        sampled: list[list[int]] = [[] for _ in prompts]
+        alive = list(range(len(prompts)))  # the numbers of the rows that have not ended
         while alive and width < full:
             size = full - width if cache is None else min(SLICE, full - width)
-            ids, mask = self.left_pad(alive, width)
+            ids, mask = self.left_pad([[*prompts[i], *sampled[i]] for i in alive], width)
             settings = GenerationConfig(**self.settings, max_new_tokens=size)
             options = {"generation_config": settings, "logits_processor": [refuse_non_finite]}
             options[CACHE] = cache
             output = self.model.generate(input_ids=ids, attention_mask=mask, **options)
-            for row, tokens in zip(alive, output[:, width:].tolist(), strict=True):
-                row += self.cut(tokens)  # the row in `rows`, too
+            for i, tokens in zip(alive, output[:, width:].tolist(), strict=True):
+                sampled[i] += self.cut(tokens)
             width += size
-            stay = [i for i, row in enumerate(alive) if row[-1] not in self.ends]
-            alive = [alive[i] for i in stay]
+            stay = [place for place, i in enumerate(alive) if sampled[i][-1] not in self.ends]
+            alive = [alive[place] for place in stay]
             if cache is not None:
                 cache.batch_select_indices(torch.tensor(stay, dtype=torch.long, device=ids.device))
-        return [row[len(prompt) :] for row, prompt in zip(rows, prompts, strict=True)]
+        return sampled
 
     def prefill(self, prompts: list[tuple[int, ...]]) -> DynamicCache | None:
         """Keys and values of all but the last token.
@@ -264,9 +254,9 @@ class Sampler:
         """An answer as tokens and as text. Of the special tokens, the text lacks end and padding:
         others may mark a thought."""
         kept = [token for token in ids if token not in (*self.ends, self.pad)]
-        parts = [kept, list(prompt[-16:])]
-        text, tail = self.tokenizer.batch_decode(parts, clean_up_tokenization_spaces=False)
-        opened = tail.rstrip().endswith("<think>")  # by the chat template
+        text = self.tokenizer.decode(kept, clean_up_tokenization_spaces=False)
+        end_of_prompt = self.tokenizer.decode(prompt[-16:])
+        opened = end_of_prompt.rstrip().endswith("<think>")  # by the chat template
         truncated = ids[-1] not in self.ends
         return Completion(text, list(prompt), ids, truncated=truncated, thinking=opened)
 

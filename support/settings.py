@@ -40,11 +40,11 @@ def at_least(settings: Any, **least: float) -> None:
     """
     for name, low in least.items():
         value = getattr(settings, name)
-        if value is not None and not value >= low:  # `not >=` refuses NaN, too
+        if value is not None and not low <= value <= HUGE:  # this refuses NaN, too
             bound = "above 0" if 0 < low < 1e-3 else f"at least {low}"
+            if value > HUGE:
+                bound = f"at most {HUGE}"
             raise ValueError(f"{flag(name)} must be {bound}, got {value}")
-        if value is not None and value > HUGE:
-            raise ValueError(f"{flag(name)} must be at most {HUGE}, got {value}")
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -125,7 +125,8 @@ class Config:
     turns: int = method(2, "S: attempts on a path of the tree; 1 is GRPO [paper: 2]")
     group_size: int = method(8, "G: completions sampled from one prompt [reported: 8]")
     credit: Literal["mars", "mers", "none"] = method(
-        "mars", "best reward below [paper: MARS], discounted mean [reported: MERS], own reward"
+        "mars",
+        "mars: best reward below [paper]; mers: discounted mean [reported]; none: own reward",
     )
     gamma: float | None = method(None, "gamma: discount of MERS; none: 1 [ours]")
     inter_budget: int | None = method(None, "InterP: groups kept per tree [reported]; none: all")
@@ -136,7 +137,9 @@ class Config:
     problems: str = material("doctest", "toy world doctest or cutoff, a known set, or a file")
     limit: int | None = material(None, "use a seeded sample of so many problems; none: all")
     eval_problems: str = material("", "held-out set; empty: part of the problems is held out")
-    eval_count: int | None = material(None, "held-out problems; none: toy 120, else a tenth")
+    eval_count: int | None = material(
+        None, "none: toy 120, else a tenth (at most 100), or all of --eval-problems"
+    )
 
     problems_per_step: int | None = sampling(None, "rollout trees per step [ours]")
     temperature: float | None = sampling(None, "of sampling, and of the log-probabilities")
@@ -206,6 +209,5 @@ class Config:
         if not self.model and not is_toy:
             worlds = " and ".join(toy.WORLDS)
             raise ValueError(
-                f"--model is missing: --problems {self.problems} is none of the toy worlds "
-                f"{worlds}, which bring a model of their own"
+                f"--model is missing: only {worlds} bring one, --problems {self.problems} does not"
             )

@@ -33,7 +33,9 @@ from support.settings import flag
 from tree import Node, first_messages, from_dict, to_dict
 
 # What may be changed when a run goes on. Any other change would make it another run.
+MEMORY = ("micro_tokens", "sample_tokens", "gradient_checkpointing")  # they change the last bits
 MAY_CHANGE = {"output", "resume", "device", "save_every", "eval_every", "log_trees_every", "steps"}
+MAY_CHANGE |= {*MEMORY}
 
 
 class Data(NamedTuple):
@@ -41,7 +43,7 @@ class Data(NamedTuple):
 
     problems_of: Callable[[int], list]  # the number of a step -> the problems that it trains on
     held_out: list  # evaluated; not trained on, unless --eval-problems or "cutoff" repeats them
-    training: list  # all that is trained on; of a toy world, which never ends, 1,000 problems
+    training: list  # all that is trained on; for a toy world, which never ends, a sample of 1,000
 
 
 def toy_data(config: Any) -> Data:
@@ -132,7 +134,7 @@ class State:
         self.optimizer = torch.optim.AdamW(weights, lr=config.learning_rate, weight_decay=0.0)
         # A checkpoint holds this, too: a run goes on only with the same settings and problems.
         data_number = fingerprint(data.training + self.held_out)
-        if len(set(ranks.gather(data_number))) > 1:  # a reference ran out of time on one of them
+        if len(set(ranks.gather(data_number))) > 1:  # e.g. a reference was too slow on one of them
             raise ValueError("the processes have loaded different problems: start the run again")
         self.made_of = {"settings": asdict(config), "data": data_number}
 
@@ -161,7 +163,7 @@ class State:
         weights_and_moments = ranks.training_state(self.model, self.optimizer)
         if ranks.rank() == 0:
             progress = {"step": self.step, "evaluations": self.evaluations}
-            made_with = {"versions": versions(self.device)}
+            made_with = {"versions": versions(self.config, self.device)}
             save(self.folder, {**weights_and_moments, **self.made_of, **progress, **made_with})
 
     def go_on(self) -> None:
@@ -172,7 +174,7 @@ class State:
             return
         self.refuse_another_run(saved)
         steps, steps_before = self.config.steps, saved["settings"]["steps"]
-        if saved["versions"] != versions(self.device):
+        if saved["versions"] != versions(self.config, self.device):
             print(f"made with {saved['versions']}: it goes on, but not bit for bit the same")
         if steps != steps_before:
             print(
@@ -200,9 +202,9 @@ class State:
             changed.append("the problems are not those of the run")
         if changed:
             raise ValueError(f"--resume: {self.folder} is another run: {'; '.join(changed)}")
-        steps, made = self.config.steps, saved["step"]
-        if steps < made:
-            raise ValueError(f"--steps {steps}: the run has made {made} already")
+        if self.config.steps < saved["step"]:
+            made = f"the run has made {saved['step']} already"
+            raise ValueError(f"--steps {self.config.steps}: {made}")
 
     def save_model(self, folder: Path) -> None:
         """Write the model and its tokenizer as an ordinary Hugging Face folder."""
@@ -213,12 +215,12 @@ class State:
 
     def keep_best(self) -> None:
         """Keep the model in best/ if it solves more than each trained one before, at the last k."""
-        solved = {}
-        for step, summary in self.evaluations.items():
-            at_k = summary["Iter-k"]["all"]
-            solved[step] = at_k[-1]["value"]
-        earlier = [solved[step] for step in solved if 0 < step < self.step]
-        if self.step == 0 or solved[self.step] <= max(earlier, default=-1.0):
+
+        def solved(step: int) -> float:
+            return self.evaluations[step]["Iter-k"]["all"][-1]["value"]
+
+        earlier = [solved(step) for step in self.evaluations if 0 < step < self.step]
+        if self.step == 0 or solved(self.step) <= max(earlier, default=-1.0):
             return
         self.save_model(self.folder / "best.new")
         if ranks.rank() == 0:
@@ -239,8 +241,8 @@ def check_fit(sample: Sampler, problems: list) -> None:
 
 
 def trees_of_all(trees: list[Node], with_texts: bool) -> list[Node]:
-    """The trees of every rank, for the logs. The ids are counted there, so they always travel.
-    Texts travel only where they will be written down."""
+    """The trees of every rank, for the logs. `describe` counts the token ids, so they always
+    travel; texts only if they are logged."""
     if ranks.count() == 1:
         return trees
     mine = [to_dict(tree, ids=True) for tree in trees]
@@ -257,8 +259,8 @@ def strip(plain: dict) -> None:
         strip(child)
 
 
-def versions(device: torch.device) -> dict[str, Any]:
-    """What may change the last bits of a run: libraries, device, threads and processes."""
+def versions(config: Any, device: torch.device) -> dict[str, Any]:
+    """What may change the last bits of a run: libraries, device, threads, processes, batches."""
     return {
         "python": sys.version.split()[0],
         "torch": str(torch.__version__),
@@ -266,6 +268,7 @@ def versions(device: torch.device) -> dict[str, Any]:
         "device": device.type,
         "threads": torch.get_num_threads(),  # they change the order of float sums
         "ranks": ranks.count(),
+        **{name: getattr(config, name) for name in MEMORY},
     }
 
 

@@ -1,5 +1,6 @@
 """Several processes are one: the update, a whole run, a kill, another number of ranks."""
 
+import contextlib
 import copy
 import itertools
 import json
@@ -7,6 +8,7 @@ import multiprocessing
 import os
 import signal
 import socket
+import time
 from pathlib import Path
 
 import pytest
@@ -185,6 +187,21 @@ def test_a_run_of_two_of_which_one_has_no_problem_goes_on_with_one(small, capsys
     said = capsys.readouterr().out
     assert "'ranks': 2" in said and "not bit for bit the same" in said
     assert [line["step"] for line in lines_of(folder / "metrics.jsonl")] == [0, 1]
+
+
+def in_turn(folder):
+    ranks.join(torch.device("cpu"))
+    for name in ("one", "two"):
+        with contextlib.suppress(ValueError), ranks.rank_0_first():
+            if ranks.rank() == 0:
+                time.sleep(0.2)  # so that the others would be first, if they did not wait
+                (folder / name).write_text("")
+            assert (folder / name).exists()
+            raise ValueError  # what ends rank 0 here does not keep the others waiting
+
+
+def test_rank_0_works_first_and_the_others_find_what_it_made(tmp_path):
+    finish(start(3, in_turn, tmp_path))
 
 
 def test_one_process_gathers_itself_and_samples_with_the_model(qwen):

@@ -69,7 +69,7 @@ def test_help_groups_the_options_and_says_what_each_is(capsys):
         ({"inter_budget": 0}, "--inter-budget must be at least 1"),
         ({"intra_budget": 1}, "--intra-budget must be at least 2"),
         ({"clip_low": -0.1}, r"--clip-low must lie in \[0, 1\]"),
-        ({"problems": "doctst"}, "--model is missing: --problems doctst is none of the toy worlds"),
+        ({"problems": "doctst"}, "--model is missing: only doctest and cutoff bring one"),
     ],
 )
 def test_settings_that_cannot_work_are_named(given, sentence):
