@@ -255,7 +255,7 @@ class Sampler:
         others may mark a thought."""
         kept = [token for token in ids if token not in (*self.ends, self.pad)]
         text = self.tokenizer.decode(kept, clean_up_tokenization_spaces=False)
-        end_of_prompt = self.tokenizer.decode(prompt[-16:])
+        end_of_prompt = self.tokenizer.decode(list(prompt[-16:]))
         opened = end_of_prompt.rstrip().endswith("<think>")  # by the chat template
         truncated = ids[-1] not in self.ends
         return Completion(text, list(prompt), ids, truncated=truncated, thinking=opened)

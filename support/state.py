@@ -33,9 +33,8 @@ from support.settings import flag
 from tree import Node, first_messages, from_dict, to_dict
 
 # What may be changed when a run goes on. Any other change would make it another run.
-MEMORY = ("micro_tokens", "sample_tokens", "gradient_checkpointing")  # they change the last bits
 MAY_CHANGE = {"output", "resume", "device", "save_every", "eval_every", "log_trees_every", "steps"}
-MAY_CHANGE |= {*MEMORY}
+MEMORY = {"micro_tokens", "sample_tokens", "gradient_checkpointing"}  # these, too: see `versions`
 
 
 class Data(NamedTuple):
@@ -134,7 +133,7 @@ class State:
         self.optimizer = torch.optim.AdamW(weights, lr=config.learning_rate, weight_decay=0.0)
         # A checkpoint holds this, too: a run goes on only with the same settings and problems.
         data_number = fingerprint(data.training + self.held_out)
-        if len(set(ranks.gather(data_number))) > 1:  # e.g. a reference was too slow on one of them
+        if len(set(ranks.gather(data_number))) > 1:  # perhaps a reference was too slow on one
             raise ValueError("the processes have loaded different problems: start the run again")
         self.made_of = {"settings": asdict(config), "data": data_number}
 
@@ -268,13 +267,13 @@ def versions(config: Any, device: torch.device) -> dict[str, Any]:
         "device": device.type,
         "threads": torch.get_num_threads(),  # they change the order of float sums
         "ranks": ranks.count(),
-        **{name: getattr(config, name) for name in MEMORY},
+        **{name: getattr(config, name) for name in sorted(MEMORY)},
     }
 
 
 def differences(old: dict, new: dict) -> list[str]:
     """The settings that differ and may not, in words."""
-    fixed = [name for name in old | new if name not in MAY_CHANGE]
+    fixed = [name for name in old | new if name not in MAY_CHANGE | MEMORY]
     changed = [name for name in fixed if old.get(name) != new.get(name)]
     return [f"{flag(name)} was {old.get(name)!r}, is {new.get(name)!r}" for name in changed]
 
