@@ -2,19 +2,18 @@
 
 In:  a file with your own problems, or a benchmark by its name or as a file (support/benchmarks.py).
 Out: a list of Problem. Rows that are left out are named, with the reason, on standard error.
-Needs: support/plan.py, verify.py; executor.py where programs are to be run.
+Needs: executor.py, support/plan.py, verify.py.
 Run: python -m support.problems examples/own_problems.jsonl
 """
 
 import signal
 import sys
 
-if __name__ == "__main__":  # so that Ctrl-C during the slow imports prints one line
+if __name__ == "__main__":  # so that Ctrl-C prints one line
     signal.signal(signal.SIGINT, lambda *_: sys.exit("\nproblems: stopped"))
 
 import ast
 import builtins
-import codecs
 import gzip
 import json
 import math
@@ -28,6 +27,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from executor import run_many
 from support.plan import own_names
 from support.verify import remembering, verified
 
@@ -37,6 +37,7 @@ TESTS = {  # kind: what one test is
     "stdin": "[input, output], two texts",
     "functional": "[list of arguments, value]",
 }
+# The type of a field of Problem: its name in messages.
 WORDS = {str: "text", str | None: "text", list: "a list", int | float | None: "seconds"}
 
 
@@ -71,7 +72,8 @@ def load_problems(
 ) -> list[Problem]:
     """The problems of a benchmark on the hub, or of a file (.jsonl or .json, also .gz).
 
-    limit: the first `limit` rows, with a seed a shuffled sample. Rows that are left out count, too.
+    limit: the first `limit` rows, with a seed a shuffled sample. A row that is left out counts,
+    one outside the dates or the split that are asked for does not.
     execute: executor.run_many, to check tests and references; its results are kept in `cache`.
     request: version, start_date and end_date of a benchmark, see benchmarks.find.
     ValueError or FileNotFoundError, one sentence: a wrong request, or no problem is left.
@@ -181,13 +183,15 @@ def check_entry_point(problem: Problem) -> None:
 
 
 def called_name(problem: Problem) -> str:
-    """The name that Python tests call and that only the program can define; "" if unknown.
+    """The first name that Python tests call and do not define themselves; "" if unknown.
 
-    An answer is searched for it. Without a name, an answer would have to read input or print.
+    The program is found in an answer by this name.
     """
     text = "\n".join(problem.tests) if problem.kind == "assert" else ""
-    if re.search(r"\bimport +\*|\bimport .* as |\bdef check\(", text):
-        return ""  # what is called may come from there
+    # It is unknown if it may come from `import *`, from an alias (`from solution import f as g`),
+    # or from a check(candidate).
+    if re.search(r"\bimport +\*|\bsolution import (.*|\([^)]*) as |\bdef check\(", text):
+        return ""
     tests = ast.parse(text)
     others = own_names(tests) | own_names(ast.parse(problem.context)) | set(dir(builtins))
     called = [node.func for node in ast.walk(tests) if isinstance(node, ast.Call)]
@@ -224,18 +228,15 @@ def read_rows(path: Path) -> list:
 
         known = ", ".join(HUB)
         raise FileNotFoundError(f"{path} is neither a file nor a known set ({known})")
-    lines = []
+    data = path.read_bytes()
     try:
-        opener = gzip.open if path.suffix == ".gz" else open
-        with opener(path, "rb") as file:
-            lines.extend(file)  # extend keeps the lines that came before an error
+        if path.suffix == ".gz":
+            data = gzip.decompress(data)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        if not lines:
-            raise ValueError(f"{path} cannot be unpacked: {error}") from None
-        print(f"{path}: what could be read of it is used: {error}", file=sys.stderr)
-    if lines and lines[0][:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+        raise ValueError(f"{path} cannot be unpacked: {error}") from None
+    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
         raise ValueError(f"{path} is in UTF-16: save it in UTF-8")
-    text = b"".join(lines).decode("utf-8-sig", "surrogateescape")  # a bad byte costs its row only
+    text = data.decode("utf-8-sig", "surrogateescape")  # a bad byte costs its row only
     pieces = [text] if text.lstrip().startswith("[") else text.split("\n")
     rows = []
     for piece in filter(str.strip, pieces):
@@ -251,23 +252,23 @@ def read_rows(path: Path) -> list:
     return rows
 
 
+def run_and_tell(jobs: list) -> list:
+    """executor.run_many, with a line for each reference: what it passes, and its time."""
+    results = run_many(jobs)
+    for (problem, code), result in zip(jobs, results, strict=True):
+        # verify.py takes the id away when it runs one public test alone.
+        if code == problem.reference and problem.id:
+            share = f"{result.passed} of {result.total} tests"
+            print(f"{problem.id}: reference passes {share}, {result.cpu_seconds:.2f} s of CPU")
+    return results
+
+
 def main(arguments: list[str]) -> None:
     """The command line: what a file holds, what is left out and why, how its references do."""
     if len(arguments) != 1 or arguments[0].startswith("-"):
         sys.exit("usage: python -m support.problems FILE (or the name of a benchmark)")
-
-    def execute(jobs: list) -> list:
-        from executor import run_many  # here, because executor.py can do without this file
-
-        results = run_many(jobs)
-        for (problem, code), result in zip(jobs, results, strict=True):
-            if code == problem.reference and problem.id:  # without an id: of a public test alone
-                share = f"{result.passed} of {result.total} tests"
-                print(f"{problem.id}: reference passes {share}, {result.cpu_seconds:.2f} s of CPU")
-        return results
-
     try:
-        problems = load_problems(arguments[0], execute=execute, cache=None)
+        problems = load_problems(arguments[0], execute=run_and_tell, cache=None)
     except (OSError, ValueError, RuntimeError) as error:
         sys.exit(f"problems: {error}")
     kinds = Counter(problem.kind for problem in problems)

@@ -7,6 +7,7 @@ fits the reference; for each other one the reason. Standard library only.
 import hashlib
 import json
 import math
+import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -25,8 +26,8 @@ REFERENCE_TIMEOUT = 20.0  # CPU seconds for a reference; what it uses sets the p
 def verified(found: dict, execute: Callable, left_out: dict) -> dict:
     """The problems that can be scored; `left_out` gets a reason for each of the others.
 
-    The program that does nothing must fail. The reference must pass. Programs get three times its
-    CPU seconds, if the run allows less. A public test that it fails is no longer public.
+    The program that does nothing must fail. The reference must pass, and any program gets at least
+    three times its CPU seconds, whatever --timeout says. A public test that it fails is not shown.
     """
     jobs = {}  # (label, what): job; what is "nothing", "reference" or the repr of a public test
     for label, problem in found.items():
@@ -72,30 +73,30 @@ def why_unusable(nothing: Any, reference: Any) -> str:
 
 
 def remembering(execute: Callable, file: Path) -> Callable:
-    """`execute` with a memory: what has passed or failed is not run again, with the same executor
-    and Python."""
+    """`execute`, but verdicts in `file` are used again, with the same executor and Python."""
     executor = hashlib.sha256(b"".join((ROOT / x).read_bytes() for x in EXECUTOR)).hexdigest()
 
     def run(jobs: list) -> list:
-        known: dict[str, dict] = {}
-        with suppress(OSError, ValueError, TypeError):  # no file yet, or a damaged one
-            known |= json.loads(file.read_text())
         texts = [json.dumps([asdict(p), code, sys.version, executor]) for p, code in jobs]
         keys = [hashlib.sha256(text.encode()).hexdigest() for text in texts]
-        new = {key: job for key, job in zip(keys, jobs, strict=True) if key not in known}
-        if new:
-            kept = dict(known)
-            results = execute(list(new.values()))
-            for key, result in zip(new, results, strict=True):
-                known[key] = asdict(result)
-                # Not kept: a missing package or a time limit. The next machine may differ.
-                _, code = new[key]
-                is_error = code == NOTHING and result.status == "error"  # as it nearly always is
-                if result.status in ("passed", "failed") or is_error:
-                    kept[key] = known[key]
+        saved: dict[str, dict] = {}
+        with suppress(OSError, ValueError, TypeError):  # no file yet, or a damaged one
+            saved = dict(json.loads(file.read_text()))
+        verdicts = dict(saved)
+        missing = {key: job for key, job in zip(keys, jobs, strict=True) if key not in saved}
+        if missing:
+            results = execute(list(missing.values()))
+            for (key, (_, code)), result in zip(missing.items(), results, strict=True):
+                verdicts[key] = asdict(result)
+                # A timeout, or an error of a reference, may be due to this machine: it is not kept.
+                lasting = ("passed", "failed", "error") if code == NOTHING else ("passed", "failed")
+                if result.status in lasting:
+                    saved[key] = verdicts[key]
             with suppress(OSError):  # a folder that nobody may write to: they are run again
                 file.parent.mkdir(parents=True, exist_ok=True)
-                file.write_text(json.dumps(kept))
-        return [SimpleNamespace(**known[key]) for key in keys]
+                new = file.with_name(f"{file.name}.{os.getpid()}")  # another process may write, too
+                new.write_text(json.dumps(saved))
+                os.replace(new, file)
+        return [SimpleNamespace(**verdicts[key]) for key in keys]
 
     return run
