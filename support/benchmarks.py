@@ -52,13 +52,14 @@ def find(
         rows = hub_rows(name, version or "release_v6")
 
     def make(row: dict) -> Problem | None:
-        in_window, in_split = True, True
         if start_date or end_date:
             day = str(row["contest_date"])[:10]  # a datetime, too, begins with its date
-            in_window = (start_date or "") <= day <= (end_date or "9999")
-        if form == "mbpp" and not row.get("test"):  # MBPP+ has a `test`, and is taken whole
-            in_split = 11 <= int(row["task_id"]) <= 510  # the test split
-        return convert_row(form, row) if in_window and in_split else None
+            if not (start_date or "") <= day <= (end_date or "9999"):
+                return None
+        # Of MBPP the test split is taken. MBPP+, whose rows have a `test`, is taken whole.
+        if form == "mbpp" and not row.get("test") and not 11 <= int(row["task_id"]) <= 510:
+            return None
+        return convert_row(form, row)
 
     return rows, form, make
 
@@ -122,14 +123,15 @@ def _mbpp(row: dict) -> Problem:
     """MBPP: the first assert is public. MBPP+: its long `test` counts as one more hidden test."""
     code = row["code"].replace("\r\n", "\n")
     asserts = row["test_list"] + (row.get("challenge_test_list") or [])
-    if row.get("test"):  # a helper holds its asserts: only a function shows that it is a test
+    if row.get("test"):
+        # Its asserts stand in a helper, so the executor would not see a test: make it one.
         asserts.append("def test_plus():\n" + textwrap.indent(row["test"], "    "))
     # Set-up code makes objects of the answer's own class, so it stands in front of each test.
     setup = (row.get("test_setup_code") or "").replace("\r\n", "\n")
     tests = [f"{setup}\n{test}".strip() for test in asserts]
     needed = _needed(code, "\n".join(tests))
     called = [node.func for node in ast.walk(ast.parse(asserts[0])) if isinstance(node, ast.Call)]
-    names = [name for name in map(ast.unparse, called) if name in needed]  # f of int(f(2)), not int
+    names = [name for name in map(ast.unparse, called) if name in needed]  # in int(f(2)) it is f
     if not names:
         raise ValueError("the first test calls nothing that the reference defines")
     message = _message(row.get("text") or row["prompt"], needed, _block("It must pass", tests[0]))
@@ -139,29 +141,26 @@ def _mbpp(row: dict) -> Problem:
 
 def _livecodebench(row: dict) -> Problem:
     """A case is [input, output], or [arguments, value], where each line of the input is JSON."""
-    cases = json.loads(row["public_test_cases"])
-    private, shown = private_tests(row["private_test_cases"]), len(cases)
-    cases += private
+    shown = json.loads(row["public_test_cases"])
+    private = private_tests(row["private_test_cases"])
+    cases = shown + private
     kinds = {case["testtype"] for case in cases}
     if not private or len(kinds) != 1:
         raise ValueError(f"{len(private)} private tests, types {sorted(kinds)}: expected one type")
     [kind] = kinds
     if kind == "functional":
-        metadata = row["metadata"]
-        if isinstance(metadata, str):
-            metadata = json.loads(metadata)
-        name = metadata["func_name"]
+        name = json.loads(row["metadata"])["func_name"]
         tests = []
         for case in cases:
             lines = filter(str.strip, case["input"].split("\n"))
             tests.append([list(map(json.loads, lines)), json.loads(case["output"])])
-        public = tests[:shown]
+        public = tests[: len(shown)]
         calls = [f"{name}({', '.join(map(repr, given))}) == {value!r}" for given, value in public]
         hints = [_block("Start from this", row["starter_code"])]
         hints.append(_block("It must pass", "\n".join(calls)))
     else:
         name, tests = "", [[case["input"], case["output"]] for case in cases]
-        public = tests[:shown]
+        public = tests[: len(shown)]
         hints = ["It reads standard input and prints the answer to standard output."]
         for given, expected in public:
             hints += [_block("Input", given, ""), _block("Output", expected, "")]
@@ -170,9 +169,7 @@ def _livecodebench(row: dict) -> Problem:
     context = "\n".join([*imports, "sys.setrecursionlimit(50000)"])
     key, level = str(row["question_id"]), row.get("difficulty")
     message = _message(row["question_content"], [name] if name else [], *hints)
-    return Problem(
-        key, message, tests, public, entry_point=name, kind=kind, difficulty=level, context=context
-    )
+    return Problem(key, message, tests, public, name, kind, level, context=context)
 
 
 def _kodcode(row: dict) -> Problem:
@@ -208,8 +205,9 @@ def docstring_examples(prompt: str, entry_point: str) -> list[str]:
         examples = doctest.DocTestParser().get_examples(text)
         found = [(example.source, _constant(example.want or "None")) for example in examples]
     start = rf"(?<![\w.]){re.escape(entry_point)}\("  # "f(", but not "of(" or "my.f("
-    call = rf"{start}(?:(?!{start})[^\0])*?\)"  # "f((1, 2), [])", also over several lines
+    call = rf"{start}(?:(?!{start})[\s\S])*?\)"  # "f((1, 2), [])", also over several lines
     sign = r"[ \t]*(?:# *)?(?:==>|=>|->|\u279e|==|=|should return|returns?) *"  # " # => "
+    # The call; after its sign, the rest of the line (looked at, not consumed: it may hold a call).
     for source, rest in re.findall(f"({call}){sign}(?=(.*))", text):
         found.append((source, _first_constant(rest)))
 
@@ -227,7 +225,8 @@ def docstring_examples(prompt: str, entry_point: str) -> list[str]:
 def _first_constant(line: str) -> str:
     """The longest constant at the start of a line; "" if a formula goes on after it (`4 + x`)."""
     for end in range(len(line), 0, -1):
-        goes_on = re.match(r"\.?\w|[\"']| *[-+*/=]", line[end:])  # "4" of "42", of "4 + x"
+        # What stands behind "4" in "42", "4.5", "4 + x": then "4" is not the whole value.
+        goes_on = re.match(r"\.?\w|[\"']| *[-+*/=]", line[end:])
         constant = _constant(line[:end])
         if constant and not goes_on and line[end - 1] not in ".,":
             return constant
@@ -268,7 +267,8 @@ def _message(statement: str, names: list[str], *hints: str) -> str:
 def _block(title: str, text: str, tag: str = "python") -> str:
     """A text under its title. An empty Python block is left out; an empty input is shown."""
     text = text.strip("\n")
-    return f"{title}:\n\n```{tag}\n{text}\n```" if text or not tag else ""
+    is_empty_program = tag == "python" and not text
+    return "" if is_empty_program else f"{title}:\n\n```{tag}\n{text}\n```"
 
 
 def _function(prompt: str, name: str) -> ast.FunctionDef:
