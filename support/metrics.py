@@ -2,7 +2,8 @@
 
 In: the trees of a step; later the folder of a run, with its metrics.jsonl and evaluation.json.
 Out: a dict, for one line of metrics.jsonl; a picture, curves.png, and a short table.
-Needs propagate.py, tree.py, numpy, matplotlib. Shown by: python -m support.metrics runs/x
+Needs propagate.py, tree.py, support/page.py, numpy, matplotlib.
+Shown by: python -m support.metrics runs/x
 """
 
 import signal
@@ -76,10 +77,8 @@ def has_spread(group: list[Node]) -> bool:
 
 
 def plot(folder: Path) -> str:
-    """Draw a run into curves.png; returns a table.
-
-    OSError: no such file. ValueError: no whole line yet, or no JSON. KeyError: a number is missing.
-    """
+    """Draw a run into curves.png; returns a table. An error of any kind: it is no run, or no step
+    was made yet."""
     from matplotlib.figure import Figure  # imported here: it loads slowly
 
     log = folder / "metrics.jsonl"
@@ -106,26 +105,24 @@ def plot(folder: Path) -> str:
             axes.plot(means["step"], means[name], f"C{number}.-", label=name)
         axes.legend()
 
-    evaluation = folder / "evaluation.json"
-    summaries = json.loads(evaluation.read_text()) if evaluation.exists() else {}
+    summaries = json.loads((folder / "evaluation.json").read_text())
     steps = [int(step) for step in summaries]
     scores = [summary["Iter-k"]["all"] for summary in summaries.values()]
-    # A row of `scores` holds all k of a step. zip makes rows that hold all steps of a k: curves.
-    for k, at_k in enumerate(zip(*scores, strict=True), 1):
-        first.plot(steps, [score["value"] for score in at_k], ".-", label=f"Iter-{k}")
-    if scores:
-        first.legend()
+    for i in range(len(scores[0])):
+        first.plot(steps, [score[i]["value"] for score in scores], ".-", label=f"Iter-{i + 1}")
+    first.legend()
     figure.savefig(folder / "curves.png")
     idle = columns["optimizer_steps"].count(0)
     if idle:
-        text += f"In {idle} steps nothing could be learned: no group had any spread of credit.\n"
+        text += f"In {idle} steps nothing could be learned: see groups_with_spread and truncated.\n"
     return f"{text}Curves: {folder / 'curves.png'}"
 
 
 if __name__ == "__main__":
-    given = " ".join(sys.argv[1:])
+    if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
+        sys.exit("usage: python -m support.metrics FOLDER (of a run)")
     try:
-        say(plot(Path(given)))
+        say(plot(Path(sys.argv[1])))
     except Exception as error:  # the files may hold anything
         reason = f"{type(error).__name__}: {error}"
-        sys.exit(f"metrics: {given}: expected the folder of a run ({reason})")
+        sys.exit(f"metrics: {sys.argv[1]}: expected the folder of a run ({reason})")

@@ -9,7 +9,7 @@ In: trees.jsonl of a run. Out: one file that needs no other, runs no script. Nee
 import signal
 import sys
 
-if __name__ == "__main__":  # so that Ctrl-C during the slow imports prints one line
+if __name__ == "__main__":  # so that Ctrl-C prints one line
     signal.signal(signal.SIGINT, lambda *_: sys.exit("\npage: stopped"))
 
 import argparse
@@ -68,7 +68,7 @@ def load_trees(path: str, step: int | None) -> list[tuple[int, Node]]:
         for line in Path(path).read_text("utf-8").split("\n")[:-1]:
             row = json.loads(line)
             tree = (int(row["step"]), from_dict(row))
-            page_html([tree])  # what can be shown is a tree
+            page_html([tree])  # raises if it is no tree
             trees.append(tree)
     except OSError as error:
         sys.exit(f"{path} cannot be read: {error.strerror}")
@@ -119,8 +119,7 @@ def main() -> None:
     try:
         if output.exists() and output.samefile(options.file):
             sys.exit(f"the page would overwrite {output}: name another --output")
-        text = page_html(trees)
-        output.write_bytes(text.encode("utf-8", "xmlcharrefreplace"))  # no lone surrogate
+        output.write_text(page_html(trees), "utf-8", "xmlcharrefreplace")  # no lone surrogate
     except OSError as error:
         sys.exit(f"cannot write the page to {output}: {error.strerror}")
     say(f"{len(trees)} trees: {output}")

@@ -102,8 +102,9 @@ def test_official_graders_grade_what_we_executed(tmp_path, capsys, form, grade):
     problem = Problem("HumanEval/0", "", [TEST], [], "f", context=CONTEXT)
     row = {"kind": "chain", "task_id": "HumanEval/0", "turn": 1}
     rows = [row | {"sample": i, "code": code} for i, code in enumerate(ANSWERS)]
-    entries = {"HumanEval/0": {"entry_point": "f", "context": CONTEXT}}
-    (tmp_path / "result.json").write_text(json.dumps({"iterations": 1, "problems": entries}))
+    result = summary(**{"HumanEval/0": RIGHT}) | {"iterations": 1}
+    result["problems"]["HumanEval/0"] |= {"entry_point": "f", "context": CONTEXT}
+    (tmp_path / "result.json").write_text(json.dumps(result))
     (tmp_path / "samples.jsonl").write_text(json_lines(rows))
     compare.main(["--export", form, str(tmp_path)])
     assert f"{form}-1.jsonl: 11 answers" in capsys.readouterr().out
@@ -144,8 +145,14 @@ def test_a_file_that_is_no_result_costs_a_sentence_that_names_it(tmp_path):
             with pytest.raises(SystemExit, match=sentence) as stopped:
                 compare.main([str(argument) for argument in arguments])
             assert len(str(stopped.value)) < 300 + len(str(name))
-    with pytest.raises(SystemExit, match="^compare: no/file cannot be read: No such file"):
-        compare.main(["no/file", str(good)])
+    bad.write_text(good.read_text())
+    for arguments, why in (
+        (["--export", "evalplus", str(tmp_path)], "JSONDecodeError"),  # samples.jsonl
+        ([str(good), "no/file"], "FileNotFoundError"),
+    ):
+        sentence = f"^compare: {arguments[-1]} is no result of evaluate.py .*{why}"
+        with pytest.raises(SystemExit, match=sentence):
+            compare.main(arguments)
 
 
 def test_folders_are_compared_and_a_wrong_call_is_told_the_usage(tmp_path, capsys):

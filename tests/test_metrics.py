@@ -73,15 +73,15 @@ def a_run(folder, steps):
         row["repaired"] = None
     text = "".join(json.dumps(row) + "\n" for row in rows)
     (folder / "metrics.jsonl").write_text(text + '{"step": 40, "rew')  # it goes on
+    before, after = [{"value": 0.25}, {"value": 0.5}], [{"value": 0.5}, {"value": 0.75}]
+    summaries = {0: {"Iter-k": {"all": before}}, 40: {"Iter-k": {"all": after}}}
+    (folder / "evaluation.json").write_text(json.dumps(summaries))
 
 
 def test_a_run_becomes_curves_and_a_table(tmp_path, monkeypatch):
     figures = []
     monkeypatch.setattr(Figure, "savefig", lambda self, path: figures.append(self))
     a_run(tmp_path, 40)
-    before, after = [{"value": 0.25}, {"value": 0.5}], [{"value": 0.5}, {"value": 0.75}]
-    summaries = {0: {"Iter-k": {"all": before}}, 40: {"Iter-k": {"all": after}}}
-    (tmp_path / "evaluation.json").write_text(json.dumps(summaries))
     lines = metrics.plot(tmp_path).splitlines()
     table = {line.split()[0]: line.split()[1:] for line in lines[1:-1]}
     assert list(table) == ["step", "reward_1", "reward_2", *metrics.TABLE]
@@ -103,20 +103,19 @@ def test_one_step_is_drawn_and_what_is_no_run_costs_a_sentence(tmp_path, monkeyp
         with pytest.raises(SystemExit) as stopped:
             runpy.run_path(metrics.__file__, run_name="__main__")
         said = stopped.value.code
-        given = " ".join(map(str, arguments))
-        assert said.startswith(f"metrics: {given}: expected the folder of a run ({reason}")
-        assert "\n" not in said
+        assert said.startswith(reason) and "\n" not in said
 
     monkeypatch.setattr(signal, "signal", lambda *_: None)  # the tests keep their own Ctrl-C
     for wrong in ((), ("--help",), ("a", "b")):
-        refused("", *wrong)
-    refused("FileNotFoundError", tmp_path)
+        refused("usage: python -m support.metrics FOLDER", *wrong)
+    no_run = f"metrics: {tmp_path}: expected the folder of a run ("
+    refused(f"{no_run}FileNotFoundError", tmp_path)
     a_run(tmp_path, 0)
-    refused(f"ValueError: {tmp_path}/metrics.jsonl holds no step of a run", tmp_path)
+    refused(f"{no_run}ValueError: {tmp_path}/metrics.jsonl holds no step of a run", tmp_path)
     lines = ['{"step": 0}\n', "[1]\n", '{"step": 0, "reward_1": "x"}\n', '{"step": 1, "rew\n{}\n']
     for text in (*lines, "[" * 200_000 + "\n"):
         (tmp_path / "metrics.jsonl").write_text(text)
-        refused("", tmp_path)
+        refused(no_run, tmp_path)
 
     a_run(tmp_path, 1)
     table = metrics.plot(tmp_path).splitlines()
@@ -124,4 +123,4 @@ def test_one_step_is_drawn_and_what_is_no_run_costs_a_sentence(tmp_path, monkeyp
     assert table[1].split() == ["step", "0.000"]
     assert (tmp_path / "curves.png").read_bytes()[:4] == b"\x89PNG"
     (tmp_path / "evaluation.json").write_text('{"0": 3}')
-    refused("TypeError: 'int' object is not subscriptable", tmp_path)
+    refused(f"{no_run}TypeError: 'int' object is not subscriptable", tmp_path)
