@@ -77,8 +77,7 @@ def has_spread(group: list[Node]) -> bool:
 
 
 def plot(folder: Path) -> str:
-    """Draw a run into curves.png; returns a table. An error of any kind: it is no run, or no step
-    was made yet."""
+    """Draw a run into curves.png; returns a table. Any error: the folder holds no run."""
     from matplotlib.figure import Figure  # imported here: it loads slowly
 
     log = folder / "metrics.jsonl"
