@@ -83,13 +83,18 @@ class Words:
     eos_token_id: int = 1  # random weights sample it once in a vocabulary
     added_tokens_decoder = {}  # noqa: RUF012  there are no special tokens
 
-    def apply_chat_template(self, messages: list, **_: Any) -> list[int]:
+    def apply_chat_template(self, messages: list, tokenize: bool = True, **_: Any) -> Any:
+        if not tokenize:
+            return ""
         draw = torch.Generator().manual_seed(len(messages[0]["content"]))
         ids = torch.randint(2, self.vocabulary, (self.length,), generator=draw)
         return ids.tolist()
 
-    def batch_decode(self, rows: list, **_: Any) -> list[str]:
-        return ["" for _ in rows]
+    def convert_tokens_to_ids(self, tokens: list) -> list[int]:
+        return []
+
+    def decode(self, ids: list, **_: Any) -> str:
+        return ""
 
 
 def peak(device: torch.device) -> float:

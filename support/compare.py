@@ -126,6 +126,8 @@ def main(arguments: list[str]) -> None:
                     sys.exit(f"compare: {error}")
             case _:
                 sys.exit(f"compare: expected two results, or --export and a form\n\n{__doc__}")
+    except OSError as error:
+        sys.exit(f"compare: {error.filename} cannot be used: {error.strerror}")
     except Exception as error:  # a file may hold anything
         sys.exit(f"compare: {name} is no result of evaluate.py that can be used ({error!r:.200})")
 

@@ -147,11 +147,13 @@ def test_a_file_that_is_no_result_costs_a_sentence_that_names_it(tmp_path):
             assert len(str(stopped.value)) < 300 + len(str(name))
     bad.write_text(good.read_text())
     for arguments, why in (
-        (["--export", "evalplus", str(tmp_path)], "JSONDecodeError"),  # samples.jsonl
-        ([str(good), "no/file"], "FileNotFoundError"),
+        (
+            ["--export", "evalplus", str(tmp_path)],
+            "is no result .*JSONDecodeError",
+        ),  # samples.jsonl
+        ([str(good), "no/file"], "cannot be used: No such file or directory"),
     ):
-        sentence = f"^compare: {arguments[-1]} is no result of evaluate.py .*{why}"
-        with pytest.raises(SystemExit, match=sentence):
+        with pytest.raises(SystemExit, match=f"^compare: {arguments[-1]} {why}"):
             compare.main(arguments)
 
 
