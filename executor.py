@@ -17,17 +17,18 @@ Out: one Result per pair: reward (share of tests passed), status, and the feedba
             <--result--  5 is not 6: failed ------>  ends the program
 
 The process that knows the answers never runs the model's code, and the one that runs it never holds
-an answer. A program can lie only about the values of its own functions (for kind stdin: about what
-it prints), so the best that it can do is to compute the right ones. No exit status makes a test
-pass. In support/: plan.py says what a test is, judge.py runs it, link.py talks with the program,
-wire.py says how values cross, sandbox.py is the program's side, confine.py and syscalls.py say
-what it cannot do.
+an answer. A program can lie only about the values and arguments of its own functions (for kind
+stdin: about what it prints), so the best that it can do is to compute the right ones. No exit
+status makes a test pass. In support/: plan.py says what a test is, judge.py runs it, link.py talks
+with the program, wire.py says how values cross, sandbox.py is the program's side, confine.py and
+syscalls.py say what it cannot do.
 
 Time. A program has `timeout` CPU seconds over all its tests; of kind stdin it has them for each
 case, and is not run on the other cases once it ran out. (A program that switches its own timer off
 is ended at most 1.5 seconds later.) All its calls together may last 1.5 * timeout + 3 seconds of
 wall time; of kind stdin each case may. All cases of a problem together have 8 * timeout + 20. The
-judge has 4 CPU seconds more than a program; then the kernel ends the judge, even inside a C call. A
+judge has 4 CPU seconds more than a program for each one; then the kernel ends it, even inside a C
+call. A
 worker that has started gives a result within `bound(timeout)` seconds, 70 by default, however many
 tests there are; else the trainer ends judge, zygote and program. When the trainer dies, so do they.
 
@@ -388,7 +389,7 @@ def close() -> None:
 # ---------------------------------------------------------------------- feedback
 
 # What chat templates read as control marks. escape() puts a backslash after the first sign:
-# "<|im_end|>" becomes "<\|im_end|>".
+# "<|im_end|>" becomes "<\|im_end|>". So do "</s>", "<think>" and any name with a "_".
 MARKS = re.compile(
     r"""
     < (?=                                                  # a "<" before:

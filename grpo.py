@@ -8,7 +8,7 @@ Read top-down: `pad_rows` lays rows out as a batch, `token_logprobs` scores thei
 `grpo_loss` is the objective, `mean_stats` makes means of its sums. In place of the first two,
 murphy.py calls `support/packing.py`: the same numbers faster, and tests compare them.
 The caller sets train or eval mode: with dropout on, old and new log-probabilities differ.
-Needs torch and nothing else of this project: copy the file into yours.
+Needs torch, and no other file of this project: copy the file into yours.
 `python grpo.py` shows the clip and the KL penalty on a few tokens.
 
 Shapes: B rows, P tokens in the longest prompt, C in the longest completion, V in the vocabulary.
@@ -121,8 +121,8 @@ def grpo_loss(
     norm "token":    w = 1 / denominator                          denominator: tokens
     norm "constant": w = 1 / denominator (Dr. GRPO)               denominator: rows * a fixed length
 
-    logp, old_logp, ref_logp and mask are (B, C); advantages and weights are (B,). weights (ours): a
-    factor for each row, to weigh all turns alike for example. Only logp gets a gradient.
+    logp, old_logp, ref_logp and mask are (B, C); advantages and weights are (B,). weights (ours;
+    murphy.py gives none): a factor for each row. Only logp gets a gradient.
     old_logp=None: the model has not changed since it sampled, so rho is 1. With norm "sequence" a
     whole group then has a loss of about 0, as its advantages sum to 0. Its gradient is not 0.
 

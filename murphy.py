@@ -130,8 +130,8 @@ def update(
     facts = [[len(node.completion_ids), has_gradient(node, config)] for node in counted]
     optimizer_steps = []  # the micro-batches of each, and the denominator of its loss
     # All optimizer steps are prepared now, while the model is still the one that sampled.
-    # ranks.share draws at random which attempts belong to which. facts_of_all: those of all its
-    # attempts, on whatever rank. mine: the places in `counted` of those that this rank has.
+    # ranks.share deals the attempts to them at random. facts_of_all: the facts of one step's
+    # attempts on all ranks. mine: the places in `counted` of those attempts on this rank.
     for facts_of_all, mine in ranks.share(facts, config.minibatches):
         if any(learns for _, learns in facts_of_all):  # else no rank makes this optimizer step
             nodes = [counted[i] for i in mine if has_gradient(counted[i], config)]
@@ -155,7 +155,10 @@ def update(
 
 
 def denominator_of(facts: list, config: Config) -> int:
-    """What the loss of an optimizer step is divided by; facts: as in `update`, of its attempts."""
+    """What the loss of an optimizer step is divided by.
+
+    facts: [tokens, has_gradient] of each of its attempts, on all ranks.
+    """
     if config.loss_norm == "sequence":
         return len(facts)
     if config.loss_norm == "token":

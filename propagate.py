@@ -4,8 +4,8 @@ In: a tree of executed attempts. A node needs `.reward` (what the executor said,
     `.children` (a group, sampled from its feedback) and `.turn` (1, 2, ...; 0: the root).
 Out: `.credit` at every node (`.reward` never changes); the groups and members that a budget keeps;
     an advantage for each of them. The order is: propagate, prune, advantages of what is kept.
-Paper: from its abstract. Reported: from two descriptions by others. Ours: decided here.
-Needs numpy and nothing else of this project: copy the file. Try it: `python propagate.py`.
+Paper: its abstract, or GRPO's. Reported: from two descriptions by others. Ours: decided here.
+Needs numpy, and no other file of this project: copy the file. Try it: `python propagate.py`.
 """
 
 import math
@@ -21,7 +21,7 @@ SAME = 1e-9  # credits this close count as equal: their difference is rounding, 
 
 
 def mars(node: Any) -> float:
-    """Max reward (MARS, paper): an attempt is worth the best that came of it.
+    """Max reward (MARS, paper; formula: reported): an attempt is worth the best that came of it.
 
         R(n) = max(r(n), max over children c of R(c))
 
@@ -57,7 +57,7 @@ def propagate(tree: Any, rule: str = "mars", turns: int | None = None, gamma: fl
     """Write `.credit` into `tree` and every node below it.
 
     rule: "mars"; "mers" (needs `turns`, uses `gamma`); "none": R(n) = r(n), no propagation.
-    A root of turn 0 may have reward None: it counts as 0.
+    A root of turn 0 gets a credit, too, which nobody uses. Its reward may be None: it counts as 0.
 
     >>> from types import SimpleNamespace as Node
     >>> repaired = Node(reward=0.0, turn=1, children=[Node(reward=1.0, turn=2, children=[])])

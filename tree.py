@@ -153,7 +153,7 @@ def first_messages(problem: Any) -> Messages:
 
 
 def refinement_messages(messages: Messages, text: str, feedback: str) -> Messages:
-    """The prompt of the next turn: all messages so far, the attempt, and its feedback (paper)."""
+    """The next prompt: all messages so far (ours), the attempt and its feedback (paper)."""
     request = f"The program does not pass its tests.\n{feedback}\nWrite the corrected program."
     answer = {"role": "assistant", "content": text}
     return [*messages, answer, {"role": "user", "content": request}]
@@ -180,7 +180,8 @@ def extract_code(text: str, entry_point: str = "", thinking: bool = False) -> st
     1. Leave out the thought, and cut the answer into pieces at its fences.
     2. Keep the pieces with a Python tag, and those that parse and define one of the names in
        `entry_point` ("f"; "Solution.f" has two). Without a name: those that read input or print.
-    3. The one that defines most names wins. Of equals: one with a tag, one that parses, the last.
+    3. The one with most of what step 2 asks for wins. Of equals: one with a tag, one that parses,
+       the last.
 
     Pieces are not joined. A stub `def f(): ...` counts as a definition. Code beside prose, without
     a fence, is not found.
@@ -288,7 +289,7 @@ def pieces(text: str) -> list[tuple[str, bool]]:
 
 
 def dedented(piece: str) -> tuple[str, bool]:
-    """A piece without its indentation and True, if so it parses; else the piece and False."""
+    """(The piece without its indentation, True) if that parses; else (the piece, False)."""
     lines = piece.strip("\n").split("\n")
     indents = [len(line) - len(line.lstrip()) for line in lines if line.strip()] or [0]
     # Try the smallest indentation, then that of the first line: a string may begin left of it.

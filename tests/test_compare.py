@@ -146,11 +146,9 @@ def test_a_file_that_is_no_result_costs_a_sentence_that_names_it(tmp_path):
                 compare.main([str(argument) for argument in arguments])
             assert len(str(stopped.value)) < 300 + len(str(name))
     bad.write_text(good.read_text())
+    samples = ["--export", "evalplus", str(tmp_path)]  # it has a damaged samples.jsonl
     for arguments, why in (
-        (
-            ["--export", "evalplus", str(tmp_path)],
-            "is no result .*JSONDecodeError",
-        ),  # samples.jsonl
+        (samples, "is no result .*JSONDecodeError"),
         ([str(good), "no/file"], "cannot be used: No such file or directory"),
     ):
         with pytest.raises(SystemExit, match=f"^compare: {arguments[-1]} {why}"):

@@ -16,6 +16,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections import namedtuple
 from pathlib import Path
@@ -443,3 +444,19 @@ def test_the_executor_and_its_seven_files_work_alone_in_an_empty_folder(tmp_path
     assert re.findall(r": reward (.*)", done.stdout) == rewards
     files = [path.name for path in tmp_path.rglob("*.*") if path.suffix != ".pyc"]
     assert sorted(files) == sorted(["executor.py", *(f"{name}.py" for name in names)])
+
+
+def test_a_folder_that_another_process_sweeps_away_is_made_again(monkeypatch):
+    made, mkdtemp = [], tempfile.mkdtemp
+
+    def make(**options):
+        made.append(mkdtemp(**options))
+        if len(made) == 1:
+            os.rmdir(made[0])  # before it is locked
+        return made[-1]
+
+    monkeypatch.setattr(tempfile, "mkdtemp", make)
+    folder, lock = executor.own_folder()
+    os.close(lock)
+    os.rmdir(folder)
+    assert folder == made[1]

@@ -239,9 +239,8 @@ def test_references_run_once_in_one_call_and_their_verdicts_are_kept(tmp_path, c
     load_problems(path, execute=counting, cache=tmp_path / "c")
     assert calls == [4, 2, 2]
     assert (tmp_path / "old").read_text() == '{"damaged'  # it was replaced, not written over
-    assert (
-        os.listdir(tmp_path / "c") == ["verdicts.json"] and len(json.loads(file.read_text())) == 2
-    )
+    assert os.listdir(tmp_path / "c") == ["verdicts.json"]
+    assert len(json.loads(file.read_text())) == 2
 
 
 def test_a_mend_of_any_file_of_the_executor_makes_all_verdicts_new(tmp_path, monkeypatch):
