@@ -26,11 +26,11 @@ syscalls.py say what it cannot do.
 Time. A program has `timeout` CPU seconds over all its tests; of kind stdin it has them for each
 case, and is not run on the other cases once it ran out. (A program that switches its own timer off
 is ended at most 1.5 seconds later.) All its calls together may last 1.5 * timeout + 3 seconds of
-wall time; of kind stdin each case may. All cases of a problem together have 8 * timeout + 20. The
-judge has 4 CPU seconds more than a program for each one; then the kernel ends it, even inside a C
-call. A
-worker that has started gives a result within `bound(timeout)` seconds, 70 by default, however many
-tests there are; else the trainer ends judge, zygote and program. When the trainer dies, so do they.
+wall time; of kind stdin each case may. All cases of a problem together have 8 * timeout + 20. For
+each program the judge itself has 4 CPU seconds more than the program; then the kernel ends the
+judge, even inside a C call. A worker that has started gives a result within `bound(timeout)`
+seconds, 70 by default, however many tests there are; else the trainer ends judge, zygote and
+program. When the trainer dies, so do they.
 
 What is unlike tests in the program's own process: objects of the program stay there. The judge has
 stand-ins for them, which never equal plain data. If a program changes a list or dict that it was
