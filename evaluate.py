@@ -27,7 +27,7 @@ import math
 import zlib
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import chain
 from operator import attrgetter
@@ -44,7 +44,7 @@ from support.problems import Problem, distinct, fingerprint, load_problems
 from support.ranks import gather, join, rank_0_first
 from support.run import check_hub, check_writable, json_lines, read_settings, write
 from support.sampling import Sampler, check_model, load_model, pick_device
-from support.settings import at_least, option, parse
+from support.settings import EvalConfig, parse
 from support.state import check_fit
 from tree import build_trees, walk
 
@@ -236,57 +236,6 @@ def align(rows: list[list[str]]) -> str:
     return "\n".join("  ".join(map(str.rjust, row, widths)) for row in rows)
 
 
-@dataclass
-class EvalConfig:
-    """Settings of one run. A folder belongs to one set of these (device and output apart)."""
-
-    model: str = option("", "folder made by save_pretrained, or a Hugging Face id", "model")
-    enable_thinking: bool = option(False, "ask the chat template for thinking", "model")
-    device: str = option("auto", "auto, cpu, cuda, mps", "model")
-    benchmark: str = option("doctest", "doctest, cutoff, humaneval, ... or a file", "problems")
-    version: str | None = option(None, "LiveCodeBench: v6, or release_v6: all to v6", "problems")
-    start_date: str | None = option(None, "LiveCodeBench: first contest date", "problems")
-    end_date: str | None = option(None, "LiveCodeBench: last contest date, YYYY-MM-DD", "problems")
-    limit: int | None = option(None, "only the first N problems (toy worlds: 200)", "problems")
-    oracle: bool = option(False, "all tests give feedback, not the public ones only", "problems")
-    iterations: int = option(5, "attempts in a chain at most: the k of Iter-k", "sampling")
-    samples: int = option(1, "independent chains per problem", "sampling")
-    control: bool = option(
-        False, "also pass@k: as many tries, no feedback (if greedy: at 0.8)", "sampling"
-    )
-    temperature: float | None = option(None, "0: greedy (toy worlds: 1; else: 0)", "sampling")
-    max_new_tokens: int | None = option(None, "per answer (toy: 16; else: 1024)", "sampling")
-    sample_tokens: int = option(32_768, "per batch: fewer need less memory", "sampling")
-    seed: int = option(0, "seed of the sampling", "sampling")
-    feedback_tests: int | None = option(None, "named by feedback (toy: 1; else: 3)", "executing")
-    timeout: float = option(4.0, "CPU seconds that a program may use", "executing")
-    chunk: int = option(16, "problems between two writes of samples.jsonl", "run")
-    output: str = option("", "folder; empty: runs/eval-MODEL-BENCHMARK", "run")
-
-    def __post_init__(self) -> None:
-        """Fill in what was not given; refuse what cannot work or has no effect."""
-        is_toy = self.benchmark in toy.WORLDS
-        fitting = {"temperature": 0.0, "max_new_tokens": 1024, "feedback_tests": 3}
-        if is_toy:
-            fitting = {"temperature": 1.0, "max_new_tokens": 16, "feedback_tests": 1, "limit": 200}
-        for name, value in fitting.items():
-            if getattr(self, name) is None:
-                setattr(self, name, value)
-
-        if not self.output:
-            self.output = f"runs/eval-{Path(self.model).name}-{Path(self.benchmark).stem}"
-        at_least(self, iterations=1, samples=1, max_new_tokens=1, sample_tokens=1, limit=1)
-        at_least(self, feedback_tests=1, chunk=1, temperature=0, timeout=1e-3)
-        if not self.model:
-            raise ValueError("--model is missing: give a folder or a Hugging Face id")
-        if is_toy and (self.version or self.start_date or self.end_date or self.oracle):
-            raise ValueError("--version, dates and --oracle have no effect in a toy world")
-        if self.temperature == 0 and self.samples > 1:
-            raise ValueError("greedy chains are all equal: --samples needs a --temperature above 0")
-        if self.temperature == 0 and self.seed and not self.control:
-            raise ValueError("--seed has no effect on greedy chains (--temperature 0)")
-
-
 def run(config: EvalConfig) -> None:
     """Check what can fail, sample the missing chunks, write the result and print it.
 
@@ -389,7 +338,7 @@ def main(arguments: list[str] | None = None) -> None:
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     try:
-        run(EvalConfig(**parse(EvalConfig, arguments, __doc__)))
+        run(parse(EvalConfig, arguments, __doc__))
     except (ValueError, OSError, RuntimeError) as error:
         sys.exit(f"evaluate.py: {error}")
 

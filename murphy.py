@@ -42,7 +42,7 @@ from propagate import group_advantages, inter_prune, intra_prune, propagate
 from support import ranks, toy
 from support.metrics import describe, plot, timed
 from support.packing import micro_batches, rows_logprobs
-from support.run import Signals, check_folder, check_hub, claim, read_settings
+from support.run import Signals, check_folder, check_hub, claim
 from support.sampling import autocast, check_model, pick_device
 from support.settings import FITTING, Config, flag, parse
 from support.state import State, listed_data, toy_data, trees_of_all
@@ -352,13 +352,7 @@ def main(arguments: list[str] | None = None) -> None:
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     try:
-        given = parse(Config, arguments, __doc__)
-        saved = read_settings(given.get("output", "")) if given.get("resume") else {}
-        try:
-            config = Config(**{**saved, **given})  # what is given now wins
-        except TypeError as error:
-            raise ValueError("--resume: settings.json in --output is not of murphy.py") from error
-        train(config)
+        train(parse(Config, arguments, __doc__))
     except (ValueError, OSError, RuntimeError, ArithmeticError) as error:
         sys.exit(f"murphy.py: {error}")
 

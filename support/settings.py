@@ -1,27 +1,28 @@
-"""The settings of a training run, and how a dataclass of settings becomes a command line.
+"""All settings, and how a dataclass of settings becomes a command line.
 
-    Config               all settings of murphy.py, with their defaults and where they come from
-    option               a field of such a dataclass, with its help
-    at_least             refuses a value that is out of bounds, by the name of its option
-    parse                the options that were given on the command line
+    Config               the settings of murphy.py, with their defaults and where they come from
+    EvalConfig           those of evaluate.py
+    parse                a command line as one of these
 
-Needs support/toy.py for the names of the toy worlds. evaluate.py has settings of its own.
+Needs transformers, which makes the command line out of a dataclass, and support/toy.py.
 """
 
-import argparse
-import types
+from argparse import ArgumentDefaultsHelpFormatter, RawDescriptionHelpFormatter
 from dataclasses import dataclass, field, fields
-from functools import partial
-from typing import Any, Literal, get_args, get_origin
+from pathlib import Path
+from typing import Any, Literal
+
+from transformers import HfArgumentParser
 
 from support import toy
+from support.run import read_settings
 
 HUGE = 10**9  # no setting has a use for more
 
 
-def option(default: Any, help: str, group: str = "options") -> Any:
-    """A field of a settings dataclass, with its help text and the heading it stands under."""
-    return field(default=default, metadata={"help": help, "group": group})
+def option(default: Any, help: str) -> Any:
+    """A field of a settings dataclass, with its help text."""
+    return field(default=default, metadata={"help": help})
 
 
 def flag(name: str) -> str:
@@ -47,64 +48,50 @@ def at_least(settings: Any, **least: float) -> None:
             raise ValueError(f"{flag(name)} must be {bound}, got {value}")
 
 
-class OneLineParser(argparse.ArgumentParser):
+class Help(ArgumentDefaultsHelpFormatter, RawDescriptionHelpFormatter):
+    """--help shows the defaults, and the description as it was written."""
+
+
+class OneLineParser(HfArgumentParser):
+    def add_argument(self, *names: str, **how: Any) -> Any:
+        """Each option has one name, --group-size; without this also --group_size."""
+        hyphened = [name for name in names if "_" not in name]
+        return super().add_argument(*hyphened, **how)
+
     def error(self, message: str) -> Any:
         """One line in place of argparse's whole usage text."""
         self.exit(2, f"{self.prog}: {message}. --help lists the options.\n")
 
 
-def parse(kind: type, arguments: list[str] | None, description: str) -> dict[str, Any]:
-    """The options that were given on the command line, and no others.
+def parse(kind: type, arguments: list[str] | None, description: str) -> Any:
+    """The settings that a command line asks for, an object of the dataclass `kind`.
 
-    kind: a dataclass whose fields are `option`s. A wrong option ends the program with one line and
-    exit status 2.
+    --resume takes what is not given from the run in --output. A wrong option ends the program with
+    one line and exit status 2. ValueError: the values cannot work.
     """
     parser = OneLineParser(
+        kind,
         usage="%(prog)s [options]",
         description=description,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        argument_default=argparse.SUPPRESS,  # what was not given is not in the answer
+        formatter_class=Help,
         allow_abbrev=False,
     )
-    headings: dict[str, Any] = {}
-    for setting in fields(kind):
-        heading = setting.metadata["group"]
-        if heading not in headings:
-            headings[heading] = parser.add_argument_group(heading)
-        text = setting.metadata["help"].replace("%", "%%")
-        if setting.default not in (None, ""):
-            text += f" (default: {setting.default})"
-        if setting.name in getattr(kind, "fitting", {}):
-            with_toy, with_real = kind.fitting[setting.name]
-            text += f" (default: {with_toy} with a toy model, else {with_real})"
-        how = reader(setting.type)
-        headings[heading].add_argument(flag(setting.name), dest=setting.name, help=text, **how)
-    return vars(parser.parse_args(arguments))
+    given = parser.parse_args(arguments)
+    if getattr(given, "resume", False):
+        parser.set_defaults(**read_settings(given.output))
+    try:
+        settings, *others = parser.parse_args_into_dataclasses(arguments, look_for_args_file=False)
+    except TypeError:
+        others = ["a value of the wrong type"]
+    if others:  # what no field of `kind` took
+        raise ValueError("--resume: settings.json in --output is not of this program")
+    return settings
 
-
-def reader(kind: Any) -> dict[str, Any]:
-    """How argparse reads a value of this type: int, float, str, bool, Literal, or `int | None`."""
-    if isinstance(kind, types.UnionType):
-        kind = get_args(kind)[0]  # `int | None`: None means that the option is not given
-    if kind is bool:
-        return {"action": argparse.BooleanOptionalAction}
-    if get_origin(kind) is Literal:
-        return {"choices": get_args(kind)}
-    return {"type": kind, "metavar": kind.__name__.upper()}
-
-
-# `method(...)` is a field under the heading "method" of --help; the others likewise.
-method = partial(option, group="method")
-material = partial(option, group="model and problems")
-sampling = partial(option, group="sampling and executing")
-updating = partial(option, group="update")
-running = partial(option, group="run")
 
 # What None stands for in these settings: (with the tiny model of a toy world, with any other).
 FITTING = {
     "problems_per_step": (8, 4),
     "steps": (150, 250),
-    "temperature": (1.0, 1.0),
     "max_new_tokens": (16, 1024),
     "feedback_tests": (1, 3),
     "learning_rate": (6e-4, 1e-6),
@@ -117,62 +104,62 @@ FITTING = {
 class Config:
     """Settings of a run. [paper], [reported] and [ours] say where a default comes from.
 
-    None: the value of FITTING; for others see their help.
+    None: see the help of the setting.
     """
 
-    fitting = FITTING  # no field: it has no annotation; `parse` shows it in --help
-
-    turns: int = method(2, "S: attempts on a path of the tree; 1 is GRPO [paper: 2]")
-    group_size: int = method(8, "G: completions sampled from one prompt [reported: 8]")
-    credit: Literal["mars", "mers", "none"] = method(
-        "mars",
-        "mars: best reward below [paper]; mers: discounted mean [reported]; none: own reward",
+    # The method
+    turns: int = option(2, "S: attempts on a path of the tree; 1 is GRPO [paper: 2]")
+    group_size: int = option(8, "G: completions sampled from one prompt [reported: 8]")
+    credit: Literal["mars", "mers", "none"] = option(
+        "mars", "mars: best below [paper]; mers: discounted mean [reported]; none: own reward"
     )
-    gamma: float | None = method(None, "gamma: discount of MERS; none: 1 [ours]")
-    inter_budget: int | None = method(None, "InterP: groups kept per tree [reported]; none: all")
-    intra_budget: int | None = method(None, "IntraP: attempts kept per group [reported]; none: all")
-    scale_advantages: bool = method(True, "divide by the group's std; without: Dr. GRPO")
+    gamma: float | None = option(None, "gamma: discount of MERS; none: 1 [ours]")
+    inter_budget: int | None = option(None, "InterP: groups kept per tree [reported]; none: all")
+    intra_budget: int | None = option(None, "IntraP: attempts kept per group [reported]; none: all")
+    scale_advantages: bool = option(True, "divide by the group's std; without: Dr. GRPO")
 
-    model: str = material("", "folder or Hugging Face id of a chat model; empty: a tiny one")
-    problems: str = material("doctest", "toy world doctest or cutoff, a known set, or a file")
-    limit: int | None = material(None, "use a seeded sample of so many problems; none: all")
-    eval_problems: str = material("", "held-out set; empty: part of the problems is held out")
-    eval_count: int | None = material(
-        None, "none: toy 120, else a tenth (at most 100), or all of --eval-problems"
+    # Model and problems
+    model: str = option("", "folder or Hugging Face id of a chat model; empty: a tiny one")
+    problems: str = option("doctest", "toy world doctest or cutoff, a known set, or a file")
+    limit: int | None = option(None, "use a seeded sample of so many problems; none: all")
+    eval_problems: str = option("", "held-out set; empty: part of the problems is held out")
+    eval_count: int | None = option(None, "none: toy 120, else a tenth, at most 100")
+
+    # Sampling and executing
+    problems_per_step: int | None = option(None, "trees per step (tiny model 8, else 4) [ours]")
+    temperature: float = option(1.0, "of sampling, and of the log-probabilities")
+    max_new_tokens: int | None = option(None, "longest completion (tiny model 16, else 1024)")
+    sample_tokens: int = option(65_536, "tokens of one batch that is sampled; memory decides")
+    enable_thinking: bool = option(False, "ask the chat template for the thinking mode")
+    feedback_tests: int | None = option(None, "failures named (tiny model 1, else 3) [ours]")
+    timeout: float = option(4.0, "CPU seconds of a program on its tests [ours]")
+
+    # The update
+    steps: int | None = option(None, "steps of the run (tiny model 150, else 250) [ours]")
+    learning_rate: float | None = option(None, "AdamW's rate (tiny model 6e-4, else 1e-6) [ours]")
+    warmup: int = option(5, "steps of linear warm-up; then linear decay to a fifth [ours]")
+    minibatches: int = option(2, "optimizer steps per step; with 1 nothing is ever clipped")
+    micro_tokens: int | None = option(None, "tokens of a forward (tiny model 1024, else 16384)")
+    clip_low: float = option(0.2, "epsilon below [paper: GRPO]")
+    clip_high: float = option(0.2, "epsilon above [paper: GRPO]")
+    beta: float = option(0.0, "weight of the KL to the first model; 0: no reference [ours]")
+    loss_norm: Literal["sequence", "token", "constant"] = option(
+        "sequence", "what the loss is a mean over [paper: GRPO]"
     )
+    mask_truncated: bool = option(False, "leave truncated completions out of the loss [ours]")
+    grad_clip: float = option(1.0, "largest gradient norm [ours]")
+    gradient_checkpointing: bool = option(False, "less memory, a third more time")
 
-    problems_per_step: int | None = sampling(None, "rollout trees per step [ours]")
-    temperature: float | None = sampling(None, "of sampling, and of the log-probabilities")
-    max_new_tokens: int | None = sampling(None, "longest completion; a longer one is truncated")
-    sample_tokens: int = sampling(65_536, "tokens of one batch that is sampled; memory decides")
-    enable_thinking: bool = sampling(False, "ask the chat template for the thinking mode")
-    feedback_tests: int | None = sampling(None, "failing tests that the feedback names [ours]")
-    timeout: float = sampling(4.0, "CPU seconds of a program on its tests [ours]")
-
-    steps: int | None = updating(None, "steps of the run [ours]")
-    learning_rate: float | None = updating(None, "AdamW's highest rate [ours]")
-    warmup: int = updating(5, "steps of linear warm-up; then linear decay to a fifth [ours]")
-    minibatches: int = updating(2, "optimizer steps per step; with 1 nothing is ever clipped")
-    micro_tokens: int | None = updating(None, "tokens of one forward and backward; memory decides")
-    clip_low: float = updating(0.2, "epsilon below [paper: GRPO]")
-    clip_high: float = updating(0.2, "epsilon above [paper: GRPO]")
-    beta: float = updating(0.0, "weight of the KL to the first model; 0: no reference [ours]")
-    loss_norm: Literal["sequence", "token", "constant"] = updating(
-        "sequence", "what the loss is a mean over [paper: GRPO's]"
-    )
-    mask_truncated: bool = updating(False, "leave truncated completions out of the loss [ours]")
-    grad_clip: float = updating(1.0, "largest gradient norm [ours]")
-    gradient_checkpointing: bool = updating(False, "less memory, a third more time")
-
-    eval_every: int = running(75, "steps between evaluations; 0: only the first and the last")
-    eval_iterations: int = running(5, "k of Iter-1..k [paper: 5]")
-    eval_temperature: float | None = running(None, "temperature of evaluation; 0 is greedy")
-    log_trees_every: int = running(10, "steps between trees in trees.jsonl; 0: never")
-    save_every: int = running(25, "steps between checkpoints; 0: only at the end and at a signal")
-    output: str = running("", "output folder; empty: a new one under runs/")
-    resume: bool = running(False, "go on with the run in --output, with its settings")
-    device: str = running("auto", "auto, cpu, cuda, mps")
-    seed: int = running(0, "seed of everything random")
+    # The run
+    eval_every: int = option(75, "steps between evaluations; 0: only the first and the last")
+    eval_iterations: int = option(5, "k of Iter-1..k [paper: 5]")
+    eval_temperature: float | None = option(None, "0: greedy (tiny model 1.0, else 0.7)")
+    log_trees_every: int = option(10, "steps between trees in trees.jsonl; 0: never")
+    save_every: int = option(25, "steps between checkpoints; 0: only at the end and at a signal")
+    output: str = option("", "output folder; empty: a new one under runs/")
+    resume: bool = option(False, "go on with the run in --output, with its settings")
+    device: str = option("auto", "auto, cpu, cuda, mps")
+    seed: int = option(0, "seed of everything random")
 
     def __post_init__(self) -> None:
         """Put the value that fits in place of None, and refuse what is out of bounds."""
@@ -211,3 +198,52 @@ class Config:
             raise ValueError(
                 f"--model is missing: only {worlds} bring one, --problems {self.problems} does not"
             )
+
+
+@dataclass
+class EvalConfig:
+    """Settings of evaluate.py. A folder belongs to one set of these (device and output apart)."""
+
+    model: str = option("", "folder made by save_pretrained, or a Hugging Face id")
+    enable_thinking: bool = option(False, "ask the chat template for thinking")
+    device: str = option("auto", "auto, cpu, cuda, mps")
+    benchmark: str = option("doctest", "doctest, cutoff, humaneval, ... or a file")
+    version: str | None = option(None, "LiveCodeBench: v6, or release_v6: all to v6")
+    start_date: str | None = option(None, "LiveCodeBench: first contest date")
+    end_date: str | None = option(None, "LiveCodeBench: last contest date, YYYY-MM-DD")
+    limit: int | None = option(None, "only the first N problems (toy worlds: 200)")
+    oracle: bool = option(False, "all tests give feedback, not the public ones only")
+    iterations: int = option(5, "attempts in a chain at most: the k of Iter-k")
+    samples: int = option(1, "independent chains per problem")
+    control: bool = option(False, "also pass@k: as many tries, no feedback (if greedy: at 0.8)")
+    temperature: float | None = option(None, "0: greedy (toy worlds: 1, else 0)")
+    max_new_tokens: int | None = option(None, "per answer (toy worlds: 16, else 1024)")
+    sample_tokens: int = option(32_768, "per batch: fewer need less memory")
+    seed: int = option(0, "seed of the sampling")
+    feedback_tests: int | None = option(None, "named by feedback (toy worlds: 1, else 3)")
+    timeout: float = option(4.0, "CPU seconds that a program may use")
+    chunk: int = option(16, "problems between two writes of samples.jsonl")
+    output: str = option("", "folder; empty: runs/eval-MODEL-BENCHMARK")
+
+    def __post_init__(self) -> None:
+        """Fill in what was not given; refuse what cannot work or has no effect."""
+        is_toy = self.benchmark in toy.WORLDS
+        fitting = {"temperature": 0.0, "max_new_tokens": 1024, "feedback_tests": 3}
+        if is_toy:
+            fitting = {"temperature": 1.0, "max_new_tokens": 16, "feedback_tests": 1, "limit": 200}
+        for name, value in fitting.items():
+            if getattr(self, name) is None:
+                setattr(self, name, value)
+
+        if not self.output:
+            self.output = f"runs/eval-{Path(self.model).name}-{Path(self.benchmark).stem}"
+        at_least(self, iterations=1, samples=1, max_new_tokens=1, sample_tokens=1, limit=1)
+        at_least(self, feedback_tests=1, chunk=1, temperature=0, timeout=1e-3)
+        if not self.model:
+            raise ValueError("--model is missing: give a folder or a Hugging Face id")
+        if is_toy and (self.version or self.start_date or self.end_date or self.oracle):
+            raise ValueError("--version, dates and --oracle have no effect in a toy world")
+        if self.temperature == 0 and self.samples > 1:
+            raise ValueError("greedy chains are all equal: --samples needs a --temperature above 0")
+        if self.temperature == 0 and self.seed and not self.control:
+            raise ValueError("--seed has no effect on greedy chains (--temperature 0)")
