@@ -134,7 +134,8 @@ class Plan:
                 functions.append(node)
         self.helpers = with_callers(set(), functions, asserts)  # a call of these may fail a test
         self.touching = with_callers(self.names, functions, mentions)  # these may use the program
-        for tree, (_, *self.reading) in zip(trees, items, strict=True):
+        for tree, (_, graded, public) in zip(trees, items, strict=True):
+            self.graded, self.public = graded, public  # `mark` gives them to the tests of this text
             self.texts.append(self.read_text(tree))
         if len(trees) > 1:  # public texts run first, but may need what a later one defines
             parts = [ast.Module([node], []) for node in whole.body if self.defines(node)]
@@ -249,7 +250,7 @@ class Plan:
             body = [self.mark(body, outside, ast.unparse(body[-1]))]
         tree = Rewriter(self.touching).visit(ast.Module(body, []))
         code = compile(ast.fix_missing_locations(tree), "<test>", "exec")
-        return Text(self.reading[1], code, outside, functions)
+        return Text(self.public, code, outside, functions)
 
     def is_one_test(self, body: list) -> bool:
         """Whether statements without an assert are a test: they use the program or call a check."""
@@ -300,7 +301,7 @@ class Plan:
         """Make statements one more test. Its number is added to `numbers`."""
         number = len(self.tests)
         numbers.append(number)
-        self.tests.append(Test(" ".join(source.split()), *self.reading))
+        self.tests.append(Test(" ".join(source.split()), self.graded, self.public))
         block = ast.parse(f"with __test__({number}): pass").body[0]
         block.body = body
         return block
