@@ -164,14 +164,23 @@ READS = r"\binput *\(|\bstdin\b(?! *=)|\bopen *\( *0"  # "input()", "sys.stdin",
 PRINTS = r"\bprint *\(|\bstdout\b"  # "print(x)", "sys.stdout.write(x)"
 DEFINES = r"^[ \t]*(?:async +)?(?:def|class) +{name}\b"  # "def f(x):", "class Solution:"
 ASSIGNS = r"^[ \t]*{name} *(?::[^=\n]*)?= *(?:lambda\b|[^\W\d][\w.]*$)"  # "f = lambda: 1", "f = g"
-THOUGHT = r"(?P<thought></?think(?:ing)?>)"  # "<think>", "</thinking>"
-# A fence may stand in the middle of a line: "Try ```f = 1```". If the group `own_line` matches, it
-# has a line of its own; blanks or a list's bullet may come before it: "```", "  ~~~~", "1. ```".
-FENCE = r"(?P<own_line>^(?:(?:[-*+]|\d+[.)])?[ \t])*)?(?:```|~~~)[`~]*[ \t]*"
-# The tag behind a fence: "python", "Python 3.12", "{.python", "src/a.py".
-TAG = r"[{.]*(?:[\w./-]+\.py|(?:i?python|pypy|py)[\d.]*(?: +[\d.]+)?)(?![\w-])"
-# How code begins that stands in the fence's own line: "import x", "@cache", "n = ", "g(".
-CODE = r"(?:def|class|import|from) +\w|@\w|[\w, ]+ = |[\w.]+\("
+# Where an answer is cut: its two ends, the tags of a thought, and each fence with its tag.
+MARK = re.compile(
+    r"""
+      \A | \Z
+    | (?P<thought> <think(?:ing)?> )
+    | (?P<answer> </think(?:ing)?> )
+    | (?P<own_line> ^ (?: (?:[-*+]|\d+[.)])? [ \t] )* )?  # blanks or a list's bullet: "1. ```"
+      (?:```|~~~) [`~]* [ \t]*  # it may stand in the middle of a line: "Try ```f = 1```"
+      (?P<python>  # "python", "Python 3.12", "{.python", "src/a.py"
+        [{.]* (?: [\w./-]+\.py | (?:i?python|pypy|py) [\d.]* (?:[ ]+[\d.]+)? ) (?![\w-]) [ \t]*
+      )?
+      (?: (?= (?:def|class|import|from)[ ]+\w | @\w | [\w, ]+[ ]=[ ] | [\w.]+\( )  # code begins
+        | (?P<rest> .* )  # an option of the tag, or another language
+      )
+    """,
+    re.VERBOSE | re.MULTILINE | re.IGNORECASE,
+)
 
 
 def extract_code(text: str, entry_point: str = "", thinking: bool = False) -> str:
@@ -201,59 +210,14 @@ def extract_code(text: str, entry_point: str = "", thinking: bool = False) -> st
 
 
 def cleaned(text: str, thinking: bool) -> str:
-    """An answer without a thought at its beginning, cut to its last LONGEST characters, without the
-    "> " of a quoted fence and invisible characters before a line. (`pieces` drops later thoughts.)
-    """
+    """The last LONGEST characters of an answer, without a thought at its beginning."""
     if thinking or re.match(r"[\s\ufeff\u200b]*<think", text):  # an unclosed thought leaves ""
-        text = re.sub(r"\A.*?(?:</think(?:ing)?>|\Z)", "", text, count=1, flags=re.DOTALL)
+        text = re.sub(r"(?s)\A.*?(?:</think(?:ing)?>|\Z)", "", text)
     text = text.rstrip()[-LONGEST:].replace("\r\n", "\n")
-    text = re.sub(r"^([ \t]*)[\ufeff\u200b]+", r"\1", text, flags=re.MULTILINE)  # of no width
-    if re.search(r"^[ \t]*>.*(?:```|~~~)", text, re.MULTILINE):  # "> ```python"
-        text = re.sub(r"^[ \t]*(?:> ?)+", "", text, flags=re.MULTILINE)
+    text = re.sub(r"(?m)^([ \t]*)[\ufeff\u200b]+", r"\1", text)  # characters without a width
+    if re.search(r"(?m)^[ \t]*>.*(?:```|~~~)", text):  # a quoted fence: "> ```python"
+        text = re.sub(r"(?m)^[ \t]*(?:> ?)+", "", text)
     return text
-
-
-@dataclass
-class Mark:
-    """A place where an answer is cut."""
-
-    start: int  # the piece before the mark ends here
-    end: int  # the piece after it begins here
-    after: str  # what that piece is: "python" (by its tag), "plain", "other", "thought", "answer"
-    own_line: bool = False  # a fence that has a line of its own
-
-
-def marks_of(text: str) -> list[Mark]:
-    """Where an answer is cut: its beginning, each fence and each tag of a thought, its end."""
-    marks = [Mark(0, 0, "plain")]
-    for match in re.finditer(f"{THOUGHT}|{FENCE}", text, re.MULTILINE | re.IGNORECASE):
-        if match.start() < marks[-1].end:
-            continue  # a part of the last fence's tag
-        if match["thought"]:
-            after = "answer" if match["thought"].startswith("</") else "thought"
-            marks.append(Mark(match.start(), match.end(), after))
-        else:
-            line = text[match.end() :].partition("\n")[0]
-            after, code = read_tag(line)
-            end = match.end() + len(line) - len(code)
-            marks.append(Mark(match.start(), end, after, match["own_line"] is not None))
-    return [*marks, Mark(len(text), len(text), "plain")]
-
-
-def read_tag(line: str) -> tuple[str, str]:
-    """What follows a fence in its line: the kind of the piece after it, and code that begins there.
-
-    >>> read_tag("python"), read_tag("py x = 1"), read_tag("x = 1"), read_tag("bash"), read_tag("")
-    (('python', ''), ('python', 'x = 1'), ('plain', 'x = 1'), ('other', ''), ('plain', ''))
-    """
-    tag = re.match(TAG, line, re.IGNORECASE)
-    rest = line[tag.end() :].lstrip(" \t") if tag else line
-    code = rest if re.match(CODE, rest, re.IGNORECASE) else ""
-    if tag:
-        return "python", code
-    if rest and not code:
-        return "other", ""
-    return "plain", code
 
 
 def pieces(text: str) -> list[tuple[str, bool]]:
@@ -261,31 +225,34 @@ def pieces(text: str) -> list[tuple[str, bool]]:
 
     "Try ```python f = 1 ``` or this" has two: "Try", and "f = 1", which is tagged. ("or this"
     counts as the tag of another language.) Prose is also a piece, but rarely defines a wanted name.
+    """
+    marks = list(MARK.finditer(text))[-50:]  # to parse is slow, and the last program counts
+    found = []
+    while len(marks) > 1:
+        opening = marks.pop(0)
+        closing = closing_mark(text, opening, marks)
+        marks = marks[marks.index(closing) :]  # it opens the next piece
+        if opening["thought"] or opening["answer"]:
+            found = []  # what came before is not the answer
+        if not opening["thought"] and (opening["python"] or not opening["rest"]):
+            piece = text[opening.end() : closing.start()]
+            found.append((piece, opening["python"] is not None))
+    return found
+
+
+def closing_mark(text: str, opening: re.Match, later: list[re.Match]) -> re.Match:
+    """The one of the `later` marks at which the piece behind `opening` ends.
 
     A program may hold a fence in a string, as in `s = "```"`. So a piece ends at the first mark at
     which it parses; fences on a line of their own are tried first. If none does, at the next mark.
     """
-    marks = marks_of(text)[:50]  # to parse is slow: at most 50 marks, and 10 tries for each piece
-    found = []
-    while len(marks) > 1:
-        opening = marks.pop(0)
-        if opening.after in ("thought", "answer"):
-            found = []  # what came before is not the answer
-        if opening.after == "thought":  # leave it out
-            while len(marks) > 1 and marks[0].after != "answer":
-                marks.pop(0)
-            continue  # a thought that never ends goes on to the end of the text
-
-        closing = marks[0]
-        for mark in sorted(marks[:10], key=lambda mark: not mark.own_line):
-            _, parses = dedented(text[opening.end : mark.start])
-            if parses:
-                closing = mark
-                break
-        marks = marks[marks.index(closing) :]  # it opens the next piece
-        if opening.after != "other":
-            found.append((text[opening.end : closing.start], opening.after == "python"))
-    return found
+    if opening["thought"]:  # one that never ends goes on to the end of the text
+        return next((mark for mark in later if mark["answer"]), later[-1])
+    for mark in sorted(later[:10], key=lambda mark: mark["own_line"] is None):
+        _, parses = dedented(text[opening.end() : mark.start()])
+        if parses:
+            return mark
+    return later[0]
 
 
 def dedented(piece: str) -> tuple[str, bool]:
@@ -307,10 +274,9 @@ def draw(tree: Node, width: int | None = None) -> str:
 
     `width` shows at most that many of a group: first those with children, then the best.
     """
-    head = "turn  reward  credit  advantage   "
     name = tree.problem.id if tree.problem else ""
-    lines = [f"{head}problem: {name}", *draw_below(tree, len(head) * " ", "", width)]
-    return "\n".join(printable(line) for line in lines)
+    rows = [("turn  reward  credit  advantage", f"problem: {name}"), *rows_below(tree, "", width)]
+    return "\n".join(printable(f"{numbers:31}   {text}") for numbers, text in rows)
 
 
 def printable(line: str) -> str:
@@ -318,23 +284,23 @@ def printable(line: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
 
 
-def draw_below(parent: Node, blank: str, indent: str, width: int | None) -> Iterator[str]:
-    """The lines of a node's children and all below. blank: as wide as the columns of numbers."""
+def rows_below(parent: Node, indent: str, width: int | None) -> Iterator[tuple[str, str]]:
+    """What `draw` shows of a node's children and all below: in each line its numbers, its text."""
     shown = parent.children
     if width:
         shown = sorted(shown, key=lambda node: (not node.children, -node.credit))[:width]
     hidden = len(parent.children) - len(shown)
     for node in shown:
-        branch, deeper = "|-- ", "|   "
+        branch, deeper = "|-- ", indent + "|   "
         if node is shown[-1] and not hidden:
-            branch, deeper = "`-- ", "    "
+            branch, deeper = "`-- ", indent + "    "
         numbers = f"{node.turn:4}  {node.reward:6.2f}  {node.credit:6.2f}  {node.advantage:+9.2f}"
-        yield f"{numbers}   {indent}{branch}{title(node)}"
+        yield numbers, indent + branch + title(node)
         if node.children:
-            yield from (f"{blank}{indent}{deeper}  {line}" for line in node.feedback.split("\n"))
-            yield from draw_below(node, blank, indent + deeper, width)
+            yield from (("", f"{deeper}  {line}") for line in node.feedback.split("\n"))
+            yield from rows_below(node, deeper, width)
     if hidden:
-        yield f"{blank}{indent}`-- and {hidden} more"
+        yield "", f"{indent}`-- and {hidden} more"
 
 
 def title(node: Node) -> str:
