@@ -26,7 +26,7 @@ HEAD = """<!doctype html><meta charset="utf-8"><title>Rollout trees</title>
 <style>
 body { font: 14px sans-serif; margin: 2em }
 details details { margin-left: 1.5em }
-.solved { color: #070 } .failed { color: #a00 } .pruned { opacity: .5 }
+.solved { color: #070 } .failed { color: #a00 }
 pre { background: #f4f4f4; padding: .5em; white-space: pre-wrap }
 </style>
 """
@@ -57,15 +57,14 @@ def attempt_html(node: Node) -> str:
             inside += f"<p>{name}<pre>{html.escape(text)}</pre>"
     inside += "".join(attempt_html(child) for child in node.children)
     kind = "solved" if node.solved else "failed"
-    pruned = "" if node.kept else " pruned"
-    return f'<details><summary class="{kind}{pruned}">{heading}</summary>{inside}</details>\n'
+    return f'<details><summary class="{kind}">{heading}</summary>{inside}</details>\n'
 
 
-def load_trees(path: str, step: int | None) -> list[tuple[int, Node]]:
+def load_trees(path: Path, step: int | None) -> list[tuple[int, Node]]:
     """The trees of a file and their steps; no half last line. Another file ends the program."""
     trees: list[tuple[int, Node]] = []
     try:
-        for line in Path(path).read_text("utf-8").split("\n")[:-1]:
+        for line in path.read_text("utf-8").split("\n")[:-1]:
             row = json.loads(line)
             tree = (int(row["step"]), from_dict(row))
             page_html([tree])  # raises if it is no tree
@@ -75,22 +74,21 @@ def load_trees(path: str, step: int | None) -> list[tuple[int, Node]]:
     except Exception as error:  # a file may hold anything
         wrong = f"line {len(trees) + 1} is no tree ({error!r:.100})"
         sys.exit(f"{path} is no trees.jsonl of murphy.py: {wrong}")
-    found = [(at, tree) for at, tree in trees if step is None or at == step]
+    found = [(at, tree) for at, tree in trees if step in (None, at)]
     if not found:
-        missing = "whole line yet" if step is None else f"step {step}"
-        sys.exit(f"{path} has no {missing}; it has steps {sorted({at for at, _ in trees})}")
+        sys.exit(f"{path} has no tree to show; it has steps {sorted({at for at, _ in trees})}")
     return found
 
 
 def read_options(extra: str, extra_type: type, extra_help: str) -> tuple[argparse.Namespace, list]:
     """The options FILE, --step and `extra` of the command line, and the trees that they name."""
     parser = argparse.ArgumentParser(description="Show the trees of a run.")
-    parser.add_argument("file", help="trees.jsonl of a run, or the run's folder")
+    parser.add_argument("file", type=Path, help="trees.jsonl of a run, or the run's folder")
     parser.add_argument("--step", type=int, help="only the trees of this step")
     parser.add_argument(extra, type=extra_type, help=extra_help)
     options = parser.parse_args()
-    if Path(options.file).is_dir():
-        options.file = str(Path(options.file, "trees.jsonl"))
+    if options.file.is_dir():
+        options.file /= "trees.jsonl"
     return options, load_trees(options.file, options.step)
 
 
@@ -114,8 +112,8 @@ def draw_file() -> None:
 
 def main() -> None:
     """`python -m support.page FILE`: the trees as a page."""
-    options, trees = read_options("--output", str, "the page (default: beside FILE)")
-    output = Path(options.output or Path(options.file).with_suffix(".html"))
+    options, trees = read_options("--output", Path, "the page (default: beside FILE)")
+    output = options.output or options.file.with_suffix(".html")
     try:
         if output.exists() and output.samefile(options.file):
             sys.exit(f"the page would overwrite {output}: name another --output")

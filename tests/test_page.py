@@ -27,7 +27,7 @@ def run(tmp_path, monkeypatch, capsys):
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
     def call(command, *options):
-        monkeypatch.setattr(sys, "argv", ["page", str(file), *map(str, options)])
+        monkeypatch.setattr(sys, "argv", ["page", str(call.file), *map(str, options)])
         command()
         return capsys.readouterr().out
 
@@ -37,21 +37,22 @@ def run(tmp_path, monkeypatch, capsys):
 
 def test_a_page_shows_everything_and_runs_nothing(run):
     assert run(page.main, "--step", "10").startswith("1 trees: ")
-    text = run.file.with_suffix(".html").read_bytes().decode("utf-8")
+    text = run.file.with_suffix(".html").read_text("utf-8")
     assert text.count("<details") == text.count("</details>") == 3
     assert "<script" not in text and "default-src 'none'" in text
     # Two programs, each also in its heading, an answer and a feedback.
     assert text.count("&lt;/pre&gt;&lt;/details&gt;&lt;script&gt;alert(1)") == 6
-    pieces = ["credit 0.50, advantage +0.00 | ", "pruned", "the prompt &lt;b&gt;", "asked again"]
-    for piece in [*pieces, "step 10"]:
+    for piece in ("credit 0.50, advantage +0.00 | ", "pruned", "prompt &lt;b&gt;", "asked again"):
         assert piece in text
-    assert "step 5" not in text
+    assert "step 10" in text and "step 5" not in text
 
 
 def test_a_file_is_drawn_for_a_terminal(run):
     said = run(page.draw_file, "--width", "1")
     assert said.count("step ") == 2
     assert "\\x1b[2J\\ud800" in said and "\x1b" not in said
+    with pytest.raises(SystemExit, match="--width is -1: expected at least 1"):
+        run(page.draw_file, "--width", "-1")
 
 
 @pytest.mark.parametrize("command", [page.main, page.draw_file])
@@ -60,7 +61,7 @@ def test_what_is_no_file_of_trees_or_lacks_the_step_is_said_in_a_sentence(comman
         with pytest.raises(SystemExit, match=sentence):
             run(command, *options)
 
-    refused(r"has no step 7; it has steps \[5, 10\]", "--step", "7")
+    refused(r"has no tree to show; it has steps \[5, 10\]", "--step", "7")
     good = to_dict(Node(0, children=[Node(1)])) | {"step": 1}
     (child,) = good["children"]
     wrong = [3, child | {"reward": "x"}, child | {"code": None}, child | {"feedback": None}]
@@ -69,15 +70,9 @@ def test_what_is_no_file_of_trees_or_lacks_the_step_is_said_in_a_sentence(comman
         run.file.write_text(f"{json.dumps(good)}\n{line}\n")
         refused("is no trees.jsonl of murphy.py: line 2 is no tree ")
     run.file.write_text('{"step": 1')
-    refused("trees.jsonl has no whole line yet")
+    refused(r"trees.jsonl has no tree to show; it has steps \[\]")
     run.file.unlink()
     refused("trees.jsonl cannot be read: No such file")
-
-
-def test_a_folder_stands_for_its_trees(run):
-    run.file = run.file.parent
-    assert run(page.main).startswith("2 trees: ")
-    assert (run.file / "trees.html").exists()
 
 
 def test_a_half_last_line_is_left_out_and_no_page_takes_the_place_of_its_trees(run):
@@ -89,9 +84,9 @@ def test_a_half_last_line_is_left_out_and_no_page_takes_the_place_of_its_trees(r
     for output in (run.file.parent, run.file.parent / "nodir" / "p.html", "/dev/full"):
         with pytest.raises(SystemExit, match=f"cannot write the page to {output}: "):
             run(page.main, "--output", output)
-    with pytest.raises(SystemExit, match="--width is -1: expected at least 1"):
-        run(page.draw_file, "--width", "-1")
     assert run.file.read_bytes() == before
+    run.file = run.file.parent  # a folder stands for its trees
+    assert run(page.main) == f"2 trees: {run.file / 'trees.html'}\n"
 
 
 @pytest.mark.parametrize(
