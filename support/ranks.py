@@ -70,28 +70,27 @@ def gather(value: Any) -> list:
 
 
 def share(values: list, parts: int) -> list[tuple[list, list[int]]]:
-    """Deal the items of all ranks into `parts` random parts, the same on every rank.
+    """Deal the JSON values of all ranks into `parts` random parts, the same on every rank.
 
-    values: a JSON value for each of this rank's items.
-    Returns for each part the values of all its items, whatever their rank, and the places in
-    `values` of those that are this rank's. A rank may own none of a part.
+    Returns for each part its values, and the places in `values` of those that are this rank's.
+    A rank may own none of a part.
     """
-    of_all = gather(values)
-    items = [(owner, place) for owner in range(count()) for place in range(len(of_all[owner]))]
-    order = gather(torch.randperm(len(items)).tolist())[0]  # rank 0 draws for all
+    lists = gather(values)
+    of_all = sum(lists, [])
+    first = sum(len(before) for before in lists[: rank()])  # where this rank's items begin
+    order = gather(torch.randperm(len(of_all)).tolist())[0]  # rank 0 draws for all
     dealt = []
     for start in range(parts):
-        part = [items[i] for i in order[start::parts]]
-        own = [place for owner, place in part if owner == rank()]
-        dealt.append(([of_all[owner][place] for owner, place in part], own))
+        part = order[start::parts]
+        own = [place - first for place in part if 0 <= place - first < len(values)]
+        dealt.append(([of_all[place] for place in part], own))
     return dealt
 
 
 @contextmanager
 def rank_0_first() -> Iterator[None]:
-    """In the block rank 0 works first; the others begin when it has ended, also if by an error.
-
-    What it keeps in a file, such as the results of references, is then not made by all at once.
+    """Rank 0 does the block first. The others begin when it has ended, also if by an error, and
+    find the files that it made.
     """
     if rank() > 0:
         gather(None)
@@ -121,8 +120,7 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
 def sampling_copy(model: Any) -> Any:
     """The model that samples: made before `shard`, it needs no other rank for a token.
 
-    On CUDA it is bfloat16: half the bytes to read for each token. Without CUDA it is a copy in
-    float32; in one process the model itself.
+    On CUDA it is in bfloat16: half the bytes to read. One process without CUDA needs no copy.
     """
     device = next(model.parameters()).device
     if count() == 1 and device.type != "cuda":

@@ -24,8 +24,6 @@ import torch
 
 from support import ranks
 
-# Files
-
 
 def write(path: Path, text: str) -> None:
     """Replace an ASCII text file: a kill at any moment leaves the old one or the new one, whole."""
@@ -51,9 +49,6 @@ def flush(file: Any) -> None:
     os.fsync(file.fileno())
 
 
-# What a start needs: the hub, the output folder
-
-
 def check_hub(name: str, kind: str) -> None:
     """ValueError if a "model" or "dataset" must come from the hub, and the hub is out of reach.
 
@@ -75,14 +70,11 @@ def check_folder(config: Any) -> Path:
     if config.resume:
         load(Path(config.output))  # one that is damaged is refused before anything is made
         return Path(config.output)  # `read_settings` has found a run there
-    if config.output:
-        folder = Path(config.output)
-    else:
-        name = f"runs/{Path(config.problems).stem}-{config.credit}-seed{config.seed}"
-        folder, number = Path(name), 0
-        while folder.exists():
-            number += 1
-            folder = Path(f"{name}-{number}")
+    default = f"runs/{Path(config.problems).stem}-{config.credit}-seed{config.seed}"
+    folder, number = Path(config.output or default), 0
+    while folder.exists() and not config.output:
+        number += 1
+        folder = Path(f"{default}-{number}")
     leftovers = {"lock", "settings.json.new"}  # of a run that was killed as it began
     if folder.is_dir() and {path.name for path in folder.iterdir()} - leftovers:
         raise ValueError(
@@ -110,9 +102,8 @@ def read_settings(output: str) -> dict[str, Any]:
         raise ValueError("--resume needs --output, the folder of the run to go on with")
     path = Path(output) / "settings.json"
     try:
-        settings = json.loads(path.read_text(encoding="ascii"))
-        return {name: value for name, value in settings.items() if name not in ("output", "resume")}
-    except (OSError, ValueError, AttributeError, RecursionError) as error:
+        return {**json.loads(path.read_text(encoding="ascii"))}
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         raise ValueError(
             f"--resume needs the --output of a run, but {path} cannot be read ({error})"
         ) from error
@@ -133,15 +124,11 @@ def claim(folder: Path) -> Any:
     return lock
 
 
-# The checkpoint
-
-
 def save(folder: Path, state: dict[str, Any]) -> None:
-    """Replace `folder`/checkpoint.pt by one that holds `state`.
+    """Replace `folder`/checkpoint.pt: a kill at any moment leaves the old or the new one, whole.
 
-    It is written under another name and flushed first, so a kill at any moment leaves the old or
-    the new one, whole. The logs are flushed before it: they are never older than the checkpoint.
-    OSError: it could not be written; the old one stays.
+    The logs are flushed first: they are never older than the checkpoint. OSError: it could not be
+    written; the old one stays.
     """
     for path in folder.glob("*.jsonl"):
         with open(path, "ab") as log:
@@ -207,9 +194,6 @@ def cut_log(path: Path, step: int, every: bool = False) -> None:
             "it has been changed, and the run cannot go on from it"
         )
     write(path, json_lines(rows))
-
-
-# Signals
 
 
 class Signals:

@@ -11,17 +11,15 @@ import json
 import os
 import random
 import shutil
-import sys
 import zlib
 from collections.abc import Callable
-from dataclasses import asdict
-from functools import lru_cache, partial
+from dataclasses import asdict, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import transformers
 
 import executor
 from support import ranks, toy
@@ -34,7 +32,7 @@ from tree import Node, first_messages, from_dict, to_dict
 
 # What may be changed when a run goes on. Any other change would make it another run.
 MAY_CHANGE = {"output", "resume", "device", "save_every", "eval_every", "log_trees_every", "steps"}
-MEMORY = {"micro_tokens", "sample_tokens", "gradient_checkpointing"}  # these, too: see `versions`
+MAY_CHANGE |= {"micro_tokens", "sample_tokens", "gradient_checkpointing"}  # what memory asks for
 
 
 class Data(NamedTuple):
@@ -70,54 +68,45 @@ def listed_data(config: Any) -> Data:
         count = config.eval_count or min(100, max(1, len(training) // 10))
         if len(training) <= count:
             raise ValueError(
-                f"{config.problems} has {len(training)} problems and {count} would be held out: "
-                "nothing is left to train on; name --eval-problems (the same file will do)"
+                f"{config.problems} has {len(training)} problems and {count} are held out: nothing "
+                "is left to train on; name --eval-problems (the same file will do)"
             )
         held_out, training = training[:count], training[count:]
 
-    @lru_cache(maxsize=2)  # a step may reach into the next epoch
-    def order_of(epoch: int) -> list[int]:
-        return random.Random(f"{config.seed} {epoch}").sample(range(len(training)), len(training))
-
     def problems_of(step: int) -> list:
-        first = step * config.problems_per_step
-        numbers = range(first, first + config.problems_per_step)
-        places = [divmod(number, len(training)) for number in numbers]
-        return [training[order_of(epoch)[place]] for epoch, place in places]
+        epoch, first = divmod(step * config.problems_per_step, len(training))
+        upcoming = []
+        while len(upcoming) < first + config.problems_per_step:  # the next epochs, too, if needed
+            rng = random.Random(f"{config.seed} {epoch}")
+            upcoming += rng.sample(training, len(training))
+            epoch += 1
+        return upcoming[first : first + config.problems_per_step]
 
     return Data(problems_of, held_out, training)
 
 
 class State:
-    """What the steps of a run share: problems, models, samplers, and how far the run has come."""
+    """All that a run needs from one step to the next."""
 
     def __init__(self, config: Any, folder: Path, device: torch.device, data: Data) -> None:
         """Load the model and make what belongs to it. ValueError: no prompt fits the model."""
-        self.config, self.folder, self.device = config, folder, device
+        self.config, self.folder = config, folder
         self.problems_of, self.held_out = data.problems_of, distinct(data.held_out)
         self.step = 0  # how many steps are made, so also the number of the next one
         self.evaluations: dict[int, dict] = {}  # after how many steps -> what was measured
         self.seconds: dict[str, float] = {}  # of the step that is made now, by phase
         self.warned = False  # whether the user knows that most completions are cut
 
-        path = config.model
-        if not path and ranks.rank() == 0:  # one rank makes the tiny model for all
-            path = str(toy.base_model(config.problems, config.seed, folder.parent))
-        path = ranks.gather(path)[0]
+        with ranks.rank_0_first():  # it makes the tiny model
+            path = config.model or str(toy.base_model(config.problems, config.seed, folder.parent))
         attention = FASTEST.get(device.type, "sdpa")
         self.model, self.tokenizer = load_model(path, device, attention)
 
         self.sampling_model = ranks.sampling_copy(self.model)
-        make_sampler = partial(
-            Sampler,
-            self.sampling_model,
-            self.tokenizer,
-            max_new_tokens=config.max_new_tokens,
-            sample_tokens=config.sample_tokens,
-            enable_thinking=config.enable_thinking,
-        )
-        self.sample = make_sampler(temperature=config.temperature)
-        self.eval_sample = make_sampler(temperature=config.eval_temperature)
+        names = ("max_new_tokens", "temperature", "sample_tokens", "enable_thinking")
+        options = {name: getattr(config, name) for name in names}
+        self.sample = Sampler(self.sampling_model, self.tokenizer, **options)
+        self.eval_sample = replace(self.sample, temperature=config.eval_temperature)
         check_fit(self.sample, data.training)
         workers = max(1, (os.cpu_count() or 1) // ranks.count())
         limits = {"feedback_tests": config.feedback_tests, "timeout": config.timeout}
@@ -140,8 +129,7 @@ class State:
     def seed(self) -> None:
         """Seed torch for the next step, by the run's seed, the step's number and the rank.
 
-        So a checkpoint needs no random states: the step's number is enough. A step that was left
-        in the middle draws the same again, and an evaluation before it changes nothing.
+        So a checkpoint needs no random states, and a step that was left draws the same again.
         """
         name = f"{self.config.seed} {self.step} {ranks.rank()}"
         torch.manual_seed(zlib.crc32(name.encode()))
@@ -159,11 +147,9 @@ class State:
 
     def checkpoint(self) -> None:
         """Replace the checkpoint by what the run is now."""
-        weights_and_moments = ranks.training_state(self.model, self.optimizer)
+        state = ranks.training_state(self.model, self.optimizer) | self.made_of
         if ranks.rank() == 0:
-            progress = {"step": self.step, "evaluations": self.evaluations}
-            made_with = {"versions": versions(self.config, self.device)}
-            save(self.folder, {**weights_and_moments, **self.made_of, **progress, **made_with})
+            save(self.folder, state | {"step": self.step, "evaluations": self.evaluations})
 
     def go_on(self) -> None:
         """Continue from the checkpoint, if there is one. ValueError: it is of another run."""
@@ -172,38 +158,33 @@ class State:
             print(f"{self.folder} has no checkpoint yet: the run begins at step 1")
             return
         self.refuse_another_run(saved)
-        steps, steps_before = self.config.steps, saved["settings"]["steps"]
-        if saved["versions"] != versions(self.config, self.device):
-            print(f"made with {saved['versions']}: it goes on, but not bit for bit the same")
-        if steps != steps_before:
-            print(
-                f"{steps} steps in place of {steps_before}: the learning rate falls until the last"
-            )
-        elif saved["step"] == steps:
-            print(f"already finished; --resume --steps {2 * steps} would go on")
-
         self.step, self.evaluations = saved["step"], saved["evaluations"]
         ranks.restore(self.model, self.optimizer, saved)
         ranks.refresh(self.sampling_model, self.model)
         if ranks.rank() == 0:  # what was logged after the checkpoint will be made again
             cut_log(self.folder / "metrics.jsonl", self.step, every=True)
             cut_log(self.folder / "trees.jsonl", self.step)
-        if self.step < steps:
-            print(f"going on after step {self.step} of {self.folder}")
+        steps, steps_before = self.config.steps, saved["settings"]["steps"]
+        print(f"going on after {self.step} of {steps} steps; a larger --steps makes a run longer")
+        if steps != steps_before:
+            print(f"--steps was {steps_before}: the learning rate now falls until step {steps}")
 
     def refuse_another_run(self, saved: dict[str, Any]) -> None:
         """ValueError, with what differs, if this run cannot go on from a checkpoint."""
-        missing = {"settings", "data", "versions", "evaluations", "model", "optimizer"} - set(saved)
+        missing = {"settings", "data", "evaluations", "model", "optimizer"} - set(saved)
         if missing:
             raise ValueError(f"--resume: checkpoint.pt in {self.folder} lacks {sorted(missing)}")
-        changed = differences(saved["settings"], self.made_of["settings"])
+        old, new = saved["settings"], self.made_of["settings"]
+        changed = []
+        for name in old | new:
+            if name not in MAY_CHANGE and old.get(name) != new.get(name):
+                changed.append(f"{flag(name)} was {old.get(name)!r}, is {new.get(name)!r}")
         if saved["data"] != self.made_of["data"]:
             changed.append("the problems are not those of the run")
         if changed:
             raise ValueError(f"--resume: {self.folder} is another run: {'; '.join(changed)}")
         if self.config.steps < saved["step"]:
-            made = f"the run has made {saved['step']} already"
-            raise ValueError(f"--steps {self.config.steps}: {made}")
+            raise ValueError(f"--steps {self.config.steps}: the run already has {saved['step']}")
 
     def save_model(self, folder: Path) -> None:
         """Write the model and its tokenizer as an ordinary Hugging Face folder."""
@@ -214,12 +195,11 @@ class State:
 
     def keep_best(self) -> None:
         """Keep the model in best/ if it solves more than each trained one before, at the last k."""
-
-        def solved(step: int) -> float:
-            return self.evaluations[step]["Iter-k"]["all"][-1]["value"]
-
-        earlier = [solved(step) for step in self.evaluations if 0 < step < self.step]
-        if self.step == 0 or solved(self.step) <= max(earlier, default=-1.0):
+        solved = {}
+        for step, summary in self.evaluations.items():
+            solved[step] = summary["Iter-k"]["all"][-1]["value"]
+        earlier = [solved[step] for step in solved if 0 < step < self.step]
+        if self.step == 0 or solved[self.step] <= max(earlier, default=-1.0):
             return
         self.save_model(self.folder / "best.new")
         if ranks.rank() == 0:
@@ -228,61 +208,27 @@ class State:
 
 
 def check_fit(sample: Sampler, problems: list) -> None:
-    """ValueError if no first prompt leaves room for an answer: nothing could be sampled."""
+    """ValueError if no first prompt leaves room for an answer."""
     prompts = [first_messages(problem) for problem in problems[:200]]
     shortest = min(len(encode(sample.tokenizer, p, sample.enable_thinking)) for p in prompts)
     if shortest + sample.max_new_tokens > sample.context:
         raise ValueError(
-            f"none of {len(prompts)} prompts fits: the shortest has {shortest} tokens, "
-            f"--max-new-tokens asks for {sample.max_new_tokens}, the model's context holds "
-            f"{sample.context}"
+            f"none of {len(prompts)} prompts fits: the shortest has {shortest} tokens, the model's "
+            f"context holds {sample.context}, --max-new-tokens asks for {sample.max_new_tokens}"
         )
 
 
-def trees_of_all(trees: list[Node], with_texts: bool) -> list[Node]:
-    """The trees of every rank, for the logs. `describe` counts the token ids, so they always
-    travel; texts only if they are logged."""
-    if ranks.count() == 1:
-        return trees
-    mine = [to_dict(tree, ids=True) for tree in trees]
-    if not with_texts:
-        for tree in mine:
-            strip(tree)
-    return [from_dict(plain) for plain in chain.from_iterable(ranks.gather(mine))]
-
-
-def strip(plain: dict) -> None:
-    """Empty the texts of a tree that is plain data."""
-    plain.update(prompt=[], prompt_ids=[], text="", code="", feedback="")
-    for child in plain["children"]:
-        strip(child)
-
-
-def versions(config: Any, device: torch.device) -> dict[str, Any]:
-    """What may change the last bits of a run: libraries, device, threads, processes, batches."""
-    return {
-        "python": sys.version.split()[0],
-        "torch": str(torch.__version__),
-        "transformers": transformers.__version__,
-        "device": device.type,
-        "threads": torch.get_num_threads(),  # they change the order of float sums
-        "ranks": ranks.count(),
-        **{name: getattr(config, name) for name in sorted(MEMORY)},
-    }
-
-
-def differences(old: dict, new: dict) -> list[str]:
-    """The settings that differ and may not, in words."""
-    fixed = [name for name in old | new if name not in MAY_CHANGE | MEMORY]
-    changed = [name for name in fixed if old.get(name) != new.get(name)]
-    return [f"{flag(name)} was {old.get(name)!r}, is {new.get(name)!r}" for name in changed]
+def trees_of_all(trees: list[Node]) -> list[Node]:
+    """The trees of every rank, for the logs; of a problem only its id is left."""
+    gathered = ranks.gather([to_dict(tree, ids=True) for tree in trees])
+    return [from_dict(plain) for plain in chain.from_iterable(gathered)]
 
 
 def recompute_layers(model: Any) -> None:
     """Gradient checkpointing: the backward pass computes each layer again. Less memory, more time.
 
-    transformers does it only in training mode, which would also switch dropout on. But sampling has
-    none, and the ratio of an update must begin at 1. So every dropout is set to 0.
+    transformers does it only in training mode, in which dropout is on. But sampling has no dropout,
+    and the ratio of an update must begin at 1. So every dropout is set to 0.
     """
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     model.train()

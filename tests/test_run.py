@@ -5,8 +5,11 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import nullcontext
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -30,8 +33,7 @@ def quick(monkeypatch):
 def settings(base, folder, **more):
     """Four steps that learn. With beta, a resumed run must find the first model again."""
     small = SMALL | {"model": base, "output": str(folder), "steps": 4, "beta": 0.05}
-    small |= {"micro_tokens": 1024, "eval_every": 2, "eval_temperature": 1.0}
-    small |= {"log_trees_every": 1, "save_every": 2}
+    small |= {"eval_every": 2, "eval_temperature": 1.0, "log_trees_every": 1, "save_every": 2}
     return Config(**{**small, **more})
 
 
@@ -57,11 +59,6 @@ def left(folder):
     return lines, *((folder / name).read_bytes() for name in names)
 
 
-def saved_step(folder):
-    found = run.load(folder)
-    return found["step"] if found else None
-
-
 def ended_by(config, *signals):
     """The exit code of a process that got these signals when its third step was logged."""
     (process,) = start(1, train_and_signal, config, 0, 2, *signals)
@@ -69,18 +66,15 @@ def ended_by(config, *signals):
     return process.exitcode
 
 
-# A kill, and signals
-
-
 def test_four_steps_are_two_then_kill_9_then_two_bit_for_bit(small, straight, tmp_path):
     assert ended_by(small(), signal.SIGKILL) == -signal.SIGKILL
-    assert saved_step(tmp_path / "run") == 2  # the third step will have to be made again
+    assert run.load(tmp_path / "run")["step"] == 2  # the third step will have to be made again
     assert left(murphy.train(small(resume=True))) == straight
 
 
 def test_a_second_signal_ends_the_program_at_once(small, tmp_path):
     assert ended_by(small(save_every=0), signal.SIGTERM, signal.SIGINT) == 130
-    assert saved_step(tmp_path / "run") == 2  # after one signal it would be 3
+    assert run.load(tmp_path / "run")["step"] == 2  # after one signal it would be 3
 
 
 # The call before which a signal comes (module, name, count), the signal, and the steps made then.
@@ -96,11 +90,10 @@ MOMENTS = [
 def test_a_signal_leaves_sampling_and_evaluation_but_finishes_an_update(
     small, straight, tmp_path, monkeypatch, capsys, module, name, call, number, at
 ):
-    real, calls, before = getattr(module, name), [], signal.getsignal(number)
+    real, calls, before = getattr(module, name), count(1), signal.getsignal(number)
 
     def signalled(*arguments, **named):
-        calls.append(1)
-        if len(calls) == call:
+        if next(calls) == call:
             if name in ("build_trees", "attempt_rows"):
                 torch.rand(3)  # random numbers of work that is given up: a resume draws them again
             os.kill(os.getpid(), number)
@@ -114,39 +107,30 @@ def test_a_signal_leaves_sampling_and_evaluation_but_finishes_an_update(
     said = capsys.readouterr().out
     assert f"stopped after {at} of 4 steps" in said
     assert f"--output {tmp_path / 'run'} --resume" in said
-    assert saved_step(tmp_path / "run") == at
+    assert run.load(tmp_path / "run")["step"] == at
     assert left(murphy.train(small(save_every=0, resume=True))) == straight
 
 
-@pytest.mark.parametrize(
-    "program, code, line",
-    [
-        ("murphy.py", 130, "\nmurphy.py: stopped\n"),
-        ("evaluate.py", 130, "\nevaluate.py: stopped; the same command goes on\n"),
-        ("support/compare.py", 1, "\ncompare: stopped\n"),
-        ("support/metrics.py", 1, "\nmetrics: stopped\n"),
-        ("support/problems.py", 1, "\nproblems: stopped\n"),
-        ("support/page.py", 1, "\npage: stopped\n"),
-    ],
-)
+TOOLS = ("compare", "metrics", "problems", "page")
+STOPPED = [(f"support/{name}.py", 1, f"\n{name}: stopped\n") for name in TOOLS]
+STOPPED.append(("murphy.py", 130, "\nmurphy.py: stopped\n"))
+STOPPED.append(("evaluate.py", 130, "\nevaluate.py: stopped; the same command goes on\n"))
+
+
+@pytest.mark.parametrize("program, code, line", STOPPED)
 def test_ctrl_c_while_a_program_starts_ends_in_a_line(program, code, line, tmp_path):
+    ctrl_c = "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n"
     for library in ("numpy", "torch", "gzip", "html"):  # each program imports one of them
-        signalled = "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n"
-        (tmp_path / f"{library}.py").write_text(signalled)
+        (tmp_path / f"{library}.py").write_text(ctrl_c)
     command = [sys.executable, Path(murphy.__file__).parent / program]
     path = os.environ | {"PYTHONPATH": str(tmp_path)}
     done = subprocess.run(command, env=path, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (code, line)
 
 
-# Checkpoints
-
-
 def test_an_error_of_the_disk_ends_the_program_with_its_sentence(monkeypatch):
-    def full(config):
-        raise OSError("the checkpoint could not be written; --resume")
-
-    monkeypatch.setattr(murphy, "train", full)
+    full = OSError("the checkpoint could not be written; --resume")
+    monkeypatch.setattr(murphy, "train", Mock(side_effect=full))
     with pytest.raises(SystemExit, match="^murphy.py: the checkpoint could .* --resume$"):
         murphy.main([])
 
@@ -163,9 +147,9 @@ def test_a_full_disk_or_a_kill_in_a_save_leaves_the_old_checkpoint(tmp_path, mon
     with monkeypatch.context() as killed, pytest.raises(SystemExit):
         killed.setattr(torch, "save", half)
         run.save(tmp_path, {"step": 3})
-    assert saved_step(tmp_path) == 2
+    assert run.load(tmp_path)["step"] == 2
     run.save(tmp_path, {"step": 3})
-    assert saved_step(tmp_path) == 3
+    assert run.load(tmp_path)["step"] == 3
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint.pt"]
 
 
@@ -189,9 +173,6 @@ def test_what_is_no_checkpoint_is_refused_in_a_sentence(tmp_path):
             run.check_folder(SimpleNamespace(resume=True, output=str(tmp_path)))
 
 
-# Resume
-
-
 def test_a_run_goes_on_only_as_it_was_begun_or_longer(small, monkeypatch, capsys):
     folder = murphy.train(small(steps=1, eval_every=0))
     log = (folder / "metrics.jsonl").read_text()
@@ -202,26 +183,26 @@ def test_a_run_goes_on_only_as_it_was_begun_or_longer(small, monkeypatch, capsys
 
     only = "is another run: --group-size was 3, is 4$"  # the others may change
     refused(only, group_size=4, eval_every=7, save_every=9)
-    refused("--steps 0: the run has made 1 already", steps=0)
+    refused("--steps 0: the run already has 1", steps=0)
     refused("holds something already", resume=False)
     with monkeypatch.context() as changed:
         changed.setattr(state, "fingerprint", lambda _: 7)
         refused("the problems are not those of the run")
+        changed.setattr(state, "load", lambda _: {"step": 1, "data": 7, "settings": {}})
+        refused(r"checkpoint.pt in .* lacks \['evaluations', 'model', 'optimizer'\]")
     (folder / "metrics.jsonl").write_text("")
     refused("metrics.jsonl does not hold each of the 1 steps")
     (folder / "metrics.jsonl").write_text(log)
-    assert saved_step(folder) == 1  # a refusal changes nothing
+    assert run.load(folder)["step"] == 1  # a refusal changes nothing
+    run.save(folder, {**run.load(folder), "versions": {}})  # an older MURPHY kept more in it
     capsys.readouterr()
 
     murphy.train(small(steps=1, eval_every=0, resume=True))
     said = capsys.readouterr().out
-    assert "already finished; --resume --steps 2 would go on" in said
-    assert "not bit for bit" not in said
+    assert "going on after 1 of 1 steps" in said and "learning rate now" not in said
     memory = {"micro_tokens": 90, "sample_tokens": 200, "gradient_checkpointing": True}
     murphy.train(small(steps=2, eval_every=0, resume=True, **memory))
-    said = capsys.readouterr().out
-    assert "2 steps in place of 1: the learning rate falls until" in said
-    assert "'micro_tokens': 1024" in said and "goes on, but not bit for bit the same\n" in said
+    assert "--steps was 1: the learning rate now falls until step 2" in capsys.readouterr().out
     assert [line["step"] for line in lines_of(folder / "metrics.jsonl")] == [0, 1]
 
 
@@ -232,13 +213,11 @@ def test_resume_reads_the_settings_of_the_folder(small, tmp_path, monkeypatch, s
     (tmp_path / "run" / "settings.json").write_text(json.dumps(begun))
     seen = []
     monkeypatch.setattr(murphy, "train", seen.append)
-    arguments = ["--output", begun["output"], "--resume", "--eval-every", "3"]
-    if strange:
-        with pytest.raises(SystemExit, match="settings.json in --output is not of murphy.py"):
-            murphy.main(arguments)
-    else:
-        murphy.main(arguments)
-        assert state.asdict(seen[0]) == {**begun, "resume": True, "eval_every": 3}
+    refused = pytest.raises(SystemExit, match="settings.json in --output is not of murphy.py")
+    with refused if strange else nullcontext():
+        murphy.main(["--output", begun["output"], "--resume", "--eval-every", "3"])
+    expected = [] if strange else [Config(**{**begun, "resume": True, "eval_every": 3})]
+    assert seen == expected
 
 
 def test_a_log_is_cut_at_the_checkpoint_and_half_a_line_is_no_line(tmp_path):
@@ -249,9 +228,6 @@ def test_a_log_is_cut_at_the_checkpoint_and_half_a_line_is_no_line(tmp_path):
     log.write_text('{"step": 0}\n[]\n{"step": 2}\n')
     with pytest.raises(ValueError, match="line 2 of .* is no line of this log"):
         run.cut_log(log, 2)
-
-
-# Folders, and what a start refuses
 
 
 def test_two_runs_into_one_folder_are_refused_but_a_dead_one_is_no_obstacle(tmp_path):
@@ -270,16 +246,19 @@ def test_a_new_run_gets_a_new_folder(tmp_path, monkeypatch):
     assert run.check_folder(Config()) == Path("runs/doctest-mars-seed0-1")
 
 
-@pytest.mark.parametrize("count, expected", [(None, 1), (3, 3)])
-def test_a_tenth_of_a_file_is_held_out_at_least_one(tmp_path, count, expected):
+@pytest.mark.parametrize("eval_count, expected", [(None, 1), (3, 3)])
+def test_a_tenth_of_a_file_is_held_out_at_least_one(tmp_path, eval_count, expected):
     file = tmp_path / "nine.jsonl"
     row = {"prompt": "Write f.", "tests": ["assert f() == 1"]}
     file.write_text(run.json_lines({**row, "id": str(number)} for number in range(9)))
-    config = Config(model="m", problems=str(file), eval_count=count, problems_per_step=2)
+    config = Config(model="m", problems=str(file), eval_count=eval_count, problems_per_step=5)
     problems_of, held_out, training = state.listed_data(config)
-    assert len(held_out) == expected and len(training) == 9 - expected
-    epoch = [p.id for step in range(4) for p in problems_of(step)][: len(training)]
-    assert sorted(epoch) == sorted(p.id for p in training)  # each once before any comes again
+    size = 9 - expected
+    assert len(held_out) == expected and len(training) == size
+    ids = [problem.id for step in range(4) for problem in problems_of(step)]
+    assert len(ids) == 20 and ids[:size] != ids[size : 2 * size]
+    for epoch in (ids[:size], ids[size : 2 * size]):  # each once before any comes again
+        assert sorted(epoch) == sorted(problem.id for problem in training)
     with pytest.raises(ValueError, match="nothing is left to train on"):
         state.listed_data(Config(model="m", problems=str(file), eval_count=9))
 
