@@ -241,7 +241,7 @@ def report(state: State, trees: list[Node], numbers: dict[str, float]) -> None:
     """Log a step and print its line."""
     config, step = state.config, state.step
     log_trees = config.log_trees_every > 0 and step % config.log_trees_every == 0
-    trees = trees_of_all(trees, log_trees)
+    trees = trees_of_all(trees)
     nodes = [node for tree in trees for node in walk(tree)]
     kept = [node for node in nodes if node.kept]
     line = {"step": step, **describe(trees, kept, config.turns), **numbers, **state.seconds}
