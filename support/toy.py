@@ -7,11 +7,10 @@ World "cutoff": write `x < k`, but the prompt does not tell k. Every first guess
 
 In: the name of a world and a seed. Out: problems, and the folder of a model of 120,000 parameters.
 It is trained here, in one to two minutes, on sloppy demonstrations. Needs torch, transformers,
-tokenizers, tree.py, and support/: problems.py, run.py, sampling.py. Shown by: python murphy.py
+tokenizers, tree.py, support/problems.py, run.py and sampling.py. Shown by: python murphy.py
 """
 
 import fcntl
-import math
 import random
 import re
 import time
@@ -62,42 +61,38 @@ def values(expression: str) -> tuple[int, ...]:
 def problems(world: str, split: str = "train", n: int = 1, seed: int | str = 0) -> list[Problem]:
     """Draw n problems of a world (ours). ValueError: no such world or split.
 
-    In "doctest" a program and its example are in one split only. Of easy problems this holds for
-    program, example and first hidden input together. "cutoff" has 16 problems in all, and "test" is
-    these 16 in turn: there a model learns a strategy, not answers.
+    In "doctest" a program with its example (easy: and its first hidden input) is in one split only.
+    "cutoff" has 16 problems in all, and "test" is these in turn: it asks for a strategy.
     """
     if world not in WORLDS or split not in ("train", "test"):
         raise ValueError(f"no split {split!r} of a toy world {world!r}: see WORLDS; train, test")
     rng = random.Random(f"{world} {split} {seed}")
-    if world == "cutoff" and split == "test":
+    if world == "doctest":
+        return [doctest_problem(rng, split) for _ in range(n)]
+    if split == "test":
         return [cutoff_problem(i % 16 + 1) for i in range(n)]
-    if world == "cutoff":
-        return [cutoff_problem(rng.randint(1, 16)) for _ in range(n)]
-    found: list[Problem] = []
-    while len(found) < n:
-        problem, its_split = doctest_problem(rng)
-        if its_split == split:
-            found.append(problem)
-    return found
+    return [cutoff_problem(rng.randint(1, 16)) for _ in range(n)]
 
 
-def doctest_problem(rng: random.Random) -> tuple[Problem, str]:
-    """A random problem of world "doctest" and the split that it belongs to."""
-    level = rng.choice(list(PROGRAMS))
-    docstring = rng.choice(list(PROGRAMS[level]))
-    program = rng.choice(PROGRAMS[level][docstring])
-    xs = rng.sample(INPUTS, 6)  # the first is the example in the prompt
+def doctest_problem(rng: random.Random, split: str) -> Problem:
+    """A random problem of world "doctest" that belongs to a split."""
+    its_split = ""
+    while its_split != split:
+        level = rng.choice(list(PROGRAMS))
+        docstring = rng.choice(list(PROGRAMS[level]))
+        program = rng.choice(PROGRAMS[level][docstring])
+        xs = rng.sample(INPUTS, 6)  # the first is the example in the prompt
+        # The tiny model cannot do additions that it never saw. So an easy test problem may have a
+        # prompt that is in the training split, with another hidden input.
+        decides = xs[:2] if level == "easy" else xs[0]
+        is_test = zlib.crc32(f"{program} | {decides}".encode()) % 5 == 0
+        its_split = "test" if is_test else "train"
+
     tests = [[[x], values(program)[x]] for x in xs]
     prompt = f"# {docstring}\n>>> f({xs[0]})\n{tests[0][1]}\n"
     name = f"doctest/{program}/{'-'.join(map(str, xs))}"
     rest = {"kind": "functional", "difficulty": level, "reference": DEF + program}
-    problem = Problem(name, prompt, tests, entry_point="f", **rest)
-
-    # The tiny model cannot do additions that it never saw: an easy test problem may have a prompt
-    # that is in the training split, with another hidden input.
-    shown = xs[:2] if level == "easy" else xs[0]
-    is_test = zlib.crc32(f"{program} | {shown}".encode()) % 5 == 0
-    return problem, "test" if is_test else "train"
+    return Problem(name, prompt, tests, entry_point="f", **rest)
 
 
 # One test, so the reward is 0 or 1. `x < guess` holds for `guess` inputs: sum(got) is the guess. Of
@@ -121,13 +116,11 @@ def feedback_on(problem: Problem, expression: str) -> str:
     """What the executor would say of one of our own programs, without running it; "" if right."""
     if problem.kind == "assert":
         guess, k = int(expression.split()[-1]), int(problem.id.split("/")[1])
-        if guess == k:
-            return ""
         x = guess - 1 if guess > k else guess
-        return f"Test 1 failed: f({x}) returned {x < guess}, expected {x < k}"
-
-    for number, ([x], expected) in enumerate(problem.tests, 1):
-        value = values(expression)[x]
+        calls = [(x, x < guess, x < k)]
+    else:
+        calls = [(x, values(expression)[x], expected) for [x], expected in problem.tests]
+    for number, (x, value, expected) in enumerate(calls, 1):
         if value != expected:
             return f"Test {number} failed: f({x}) returned {value}, expected {expected}"
     return ""
@@ -136,8 +129,9 @@ def feedback_on(problem: Problem, expression: str) -> str:
 def demonstration(world: str, rng: random.Random) -> tuple[Messages, str]:
     """A chat with 0 to 4 failed attempts, and the program that comes next: what to imitate."""
     (problem,) = problems(world, "train", 1, rng.getrandbits(48))
-    make = {"cutoff": cutoff_demonstration, "doctest": doctest_demonstration}
-    return make[world](problem, rng)
+    if world == "doctest":
+        return doctest_demonstration(problem, rng)
+    return cutoff_demonstration(problem, rng)
 
 
 def doctest_demonstration(problem: Problem, rng: random.Random) -> tuple[Messages, str]:
@@ -184,7 +178,8 @@ PIECES = [
     "min(", "max(", " if ", " else ", ", ", " + ", " > ", " < ", "))", ")", "x", "True", "False",
     "-",
 ]  # fmt: skip
-SPECIAL = ["<pad>", "<unk>", "<s>", "</s>", "<user>", "<model>"]  # ids 0 to 5
+SPECIAL = {"pad_token": "<pad>", "unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
+ROLES = ["<user>", "<model>"]
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}<user>{{ m.content }}"
     "{% else %}<model>{{ m.content }}{{ eos_token }}{% endif %}{% endfor %}"
@@ -194,16 +189,15 @@ TEMPLATE = (
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
     """A tokenizer that spells every text of both worlds exactly; anything else becomes <unk>."""
-    words = SPECIAL + PIECES + [str(number) for number in range(100)]
+    words = [*SPECIAL.values(), *ROLES, *PIECES, *map(str, range(100))]  # in the order of their ids
     vocabulary = {word: i for i, word in enumerate(words)}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     longest_first = sorted(PIECES, key=len, reverse=True)  # "# clamp x\n" before "\n"
     pattern = "|".join([re.escape(piece) for piece in longest_first] + [r"\d+"])
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
     tokenizer.decoder = decoders.Fuse()  # the default puts spaces between words
-    names = {"pad_token": "<pad>", "unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
-    names["additional_special_tokens"] = ["<user>", "<model>"]
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=TEMPLATE, **names)
+    special = {**SPECIAL, "additional_special_tokens": ROLES}
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=TEMPLATE, **special)
 
 
 def make_model(vocabulary: int, seed: int) -> Qwen3ForCausalLM:
@@ -226,8 +220,7 @@ Batch = tuple[torch.Tensor, torch.Tensor]  # input_ids and labels, each (demonst
 def base_model(world: str, seed: int, folder: Path, steps: int = 1500, batch: int = 64) -> Path:
     """The folder of a warm-started model; it is made if `folder` does not hold it yet (ours).
 
-    A killed warm start goes on from its checkpoint. Everything follows from the seed, but for the
-    last digits of the weights: the thread count changes the order of float sums.
+    A killed warm start goes on from its checkpoint. On one machine the seed decides every bit.
     """
     recipe = repr((RECIPE, DEMONSTRATIONS, RATE, PROGRAMS, CUTOFF_TEST, PIECES, TEMPLATE))
     name = f"base-{world}-seed{seed}-{steps}x{batch}-{zlib.crc32(recipe.encode()):08x}"
@@ -282,11 +275,9 @@ def warm_start(model: Any, data: Iterator[Batch], steps: int, folder: Path) -> N
         optimizer.load_state_dict(state["optimizer"])
 
     threads, start = torch.get_num_threads(), time.perf_counter()
+    torch.set_num_threads(1)  # the weights do not depend on the cores; more threads gain little
     try:
-        left_over = islice(data, first, None)  # the batches of the steps that are made are skipped
-        for step, (ids, labels) in enumerate(left_over, first + 1):
-            if step == first + 1:
-                torch.set_num_threads(quicker(model, ids, labels))
+        for step, (ids, labels) in islice(enumerate(data, 1), first, None):  # what is left to do
             rise, fall = step / 50, 1 - 0.9 * (step - 1) / steps
             optimizer.param_groups[0]["lr"] = RATE * min(rise, fall)
             optimizer.zero_grad()
@@ -302,15 +293,3 @@ def warm_start(model: Any, data: Iterator[Batch], steps: int, folder: Path) -> N
                 print(f"warm start: step {step} of {steps}, {news}", flush=True)
     finally:
         torch.set_num_threads(threads)
-
-
-def quicker(model: Any, ids: torch.Tensor, labels: torch.Tensor) -> int:
-    """The number of threads, 1 or all, that is quicker now: on a busy machine it is often 1."""
-    every = torch.get_num_threads()
-    seconds = {1: math.inf, every: math.inf}
-    for threads in [1, every] * 4:
-        torch.set_num_threads(threads)
-        start = time.perf_counter()
-        model(input_ids=ids, labels=labels).loss.backward()
-        seconds[threads] = min(seconds[threads], time.perf_counter() - start)
-    return min(seconds, key=seconds.get)
