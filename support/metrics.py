@@ -102,6 +102,7 @@ def plot(folder: Path) -> str:
         for number, name in enumerate(names):
             axes.plot(columns["step"], columns[name], f"C{number}", alpha=0.3)
             axes.plot(means["step"], means[name], f"C{number}.-", label=name)
+
     summaries = json.loads((folder / "evaluation.json").read_text())
     steps = [int(step) for step in summaries]
     scores = [summary["Iter-k"]["all"] for summary in summaries.values()]
