@@ -86,11 +86,11 @@ def plot(folder: Path) -> str:
         raise ValueError(f"{log} holds no step of a run")
     # The run is cut into at most ten parts. The table and the thick curves show the mean of each.
     count = min(10, len(rows))
-    columns = {name: [row[name] for row in rows] for name in rows[0]}
-    means = {}
-    for name, column in columns.items():
-        parts = [mean(part) for part in np.array_split(column, count)]
-        means[name] = np.array(parts, dtype=float)  # None becomes nan
+    columns, means = {}, {}
+    for name in rows[0]:
+        columns[name] = [row[name] for row in rows]
+        parts = np.array_split(columns[name], count)
+        means[name] = np.array([mean(part) for part in parts], dtype=float)  # None becomes nan
     rewards = [name for name in columns if name.startswith("reward_")]
     text = f"Means of {count} parts of the run:\n"
     for name in ["step", *rewards, *TABLE]:
@@ -102,14 +102,14 @@ def plot(folder: Path) -> str:
         for number, name in enumerate(names):
             axes.plot(columns["step"], columns[name], f"C{number}", alpha=0.3)
             axes.plot(means["step"], means[name], f"C{number}.-", label=name)
+        axes.legend()
 
     summaries = json.loads((folder / "evaluation.json").read_text())
     steps = [int(step) for step in summaries]
     scores = [summary["Iter-k"]["all"] for summary in summaries.values()]
     for i in range(len(scores[0])):
         first.plot(steps, [score[i]["value"] for score in scores], ".-", label=f"Iter-{i + 1}")
-    for axes in figure.axes:
-        axes.legend()
+    first.legend()
     figure.savefig(folder / "curves.png")
     idle = columns["optimizer_steps"].count(0)
     if idle:
