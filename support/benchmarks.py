@@ -22,13 +22,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from support.plan import find, names_in
 from support.problems import Problem, own, read_rows
 
 SETS = json.loads(Path(__file__).with_suffix(".json").read_text())
 HUB = SETS["hub"]  # name: [format, hub id, configuration, split]
 
 
-def find(
+def find_rows(
     name: str,
     version: str | None = None,
     start_date: str | None = None,
@@ -39,8 +40,7 @@ def find(
     version, start_date and end_date (2025-01-31) are for LiveCodeBench.
     Raises ValueError or FileNotFoundError for a wrong request, before the hub is asked.
     """
-    rows = [] if name in HUB else read_rows(Path(name))
-    form = HUB[name][0] if name in HUB else recognise(rows)
+    rows, form = ([], HUB[name][0]) if name in HUB else file_rows(name)
     if version and name != "livecodebench":
         raise ValueError(f"version {version} is for livecodebench on the hub, not for {name}")
     for day in filter(None, (start_date, end_date)):
@@ -64,11 +64,14 @@ def find(
     return rows, form, make
 
 
-def recognise(rows: list) -> str:
-    """The format of a file, by the fields of its first row; "own" for your own problems."""
-    row = next((row for row in rows if isinstance(row, dict)), {})
-    forms = [form for sign, form in SETS["signs"].items() if sign in row and "tests" not in row]
-    return forms[0] if forms else "own"
+def file_rows(name: str) -> tuple[list, str]:
+    """The rows of a file, and their format by the fields of the first; "own": your own problems."""
+    if not Path(name).is_file():
+        raise FileNotFoundError(f"{name} is neither a file nor a known set ({', '.join(HUB)})")
+    rows = read_rows(Path(name))
+    first = next((row for row in rows if isinstance(row, dict)), {})
+    forms = [form for sign, form in SETS["signs"].items() if sign in first and "tests" not in first]
+    return rows, forms[0] if forms else "own"
 
 
 def hub_rows(name: str, version: str) -> Any:
@@ -109,9 +112,11 @@ def convert_row(form: str, row: dict) -> Problem:
 def _humaneval(row: dict) -> Problem:
     """Docstring examples are public. The prompt's helpers are context: answers leave them out."""
     prompt, name = row["prompt"], row["entry_point"]
-    target = _function(prompt, name)
+    target = _definitions(prompt).get(name)
+    if not isinstance(target, ast.FunctionDef):
+        raise ValueError(f"the prompt does not define {name}")
     above = "".join(prompt.splitlines(keepends=True)[: target.lineno - 1])
-    imports = [node for node in target.body if isinstance(node, ast.Import | ast.ImportFrom)]
+    imports = find(target, ast.Import | ast.ImportFrom)
     context = "\n".join([above.strip(), *map(ast.unparse, imports)]).strip()
     message = _message(_block("Complete this program", prompt), [name])
     tests, public = [row["test"]], docstring_examples(prompt, name)
@@ -130,8 +135,8 @@ def _mbpp(row: dict) -> Problem:
     setup = (row.get("test_setup_code") or "").replace("\r\n", "\n")
     tests = [f"{setup}\n{test}".strip() for test in asserts]
     needed = _needed(code, "\n".join(tests))
-    called = [node.func for node in ast.walk(ast.parse(asserts[0])) if isinstance(node, ast.Call)]
-    names = [name for name in map(ast.unparse, called) if name in needed]  # in int(f(2)) it is f
+    called = [ast.unparse(call.func) for call in find(ast.parse(asserts[0]), ast.Call)]
+    names = [name for name in called if name in needed]  # in int(f(2)) it is f
     if not names:
         raise ValueError("the first test calls nothing that the reference defines")
     message = _message(row.get("text") or row["prompt"], needed, _block("It must pass", tests[0]))
@@ -174,8 +179,8 @@ def _livecodebench(row: dict) -> Problem:
 
 def _kodcode(row: dict) -> Problem:
     """A pytest file, none of it public. In style "complete" the question lacks only a body."""
-    tests = [row[name] for name in ("test", "test_code") if row.get(name)]
-    needed = _needed(row["solution"], "\n".join(tests))
+    test = row.get("test") or row["test_code"]
+    needed = _needed(row["solution"], test)
     if not needed:
         raise ValueError("the tests use nothing that the solution defines")
     if row.get("style") == "complete":
@@ -184,7 +189,7 @@ def _kodcode(row: dict) -> Problem:
         stubs = [info["function_declaration"] for info in row.get("test_info") or []]
         message = _message(row["question"], needed, _block("Start from this", "\n".join(stubs)))
     key, right, level = str(row["question_id"]), row["solution"], row.get("gpt_difficulty")
-    return Problem(key, message, tests, entry_point=needed[0], difficulty=level, reference=right)
+    return Problem(key, message, [test], entry_point=needed[0], difficulty=level, reference=right)
 
 
 def docstring_examples(prompt: str, entry_point: str) -> list[str]:
@@ -195,7 +200,7 @@ def docstring_examples(prompt: str, entry_point: str) -> list[str]:
     >>> docstring_examples('def f(x):\\n    "f(2) => 4, f(x) => x"\\n', "f")
     ['assert f(2) == 4']
     """
-    target = _function(prompt, entry_point)
+    target = _definitions(prompt)[entry_point]
     if ast.get_docstring(target) is None:
         return []
     # The source and not the value: an escape in an example belongs to the example's own string.
@@ -215,8 +220,7 @@ def docstring_examples(prompt: str, entry_point: str) -> list[str]:
     for source, result in found:
         with contextlib.suppress(SyntaxError, ValueError):
             tree = ast.parse(source.strip(), mode="eval").body
-            names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-            is_closed = names - set(dir(builtins)) == {entry_point}
+            is_closed = names_in(tree) - set(dir(builtins)) == {entry_point}
             if isinstance(tree, ast.Call) and is_closed and result:
                 asserts.append(f"assert {ast.unparse(tree)} == {result}")
     return list(dict.fromkeys(asserts))
@@ -271,20 +275,15 @@ def _block(title: str, text: str, tag: str = "python") -> str:
     return "" if is_empty_program else f"{title}:\n\n```{tag}\n{text}\n```"
 
 
-def _function(prompt: str, name: str) -> ast.FunctionDef:
-    """The last top-level function of that name."""
-    for node in ast.parse(prompt).body[::-1]:
-        if isinstance(node, ast.FunctionDef) and node.name == name:
-            return node
-    raise ValueError(f"the prompt does not define {name}")
+def _definitions(text: str) -> dict[str, Any]:
+    """The functions and classes at the top level of a program, by name; of equal names the last."""
+    kinds = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+    return {node.name: node for node in ast.parse(text).body if isinstance(node, kinds)}
 
 
 def _needed(code: str, tests: str) -> list[str]:
     """The names that `code` defines and `tests` use but do not define, in the order of `code`."""
-    kinds = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
-    defined = [node.name for node in ast.parse(code).body if isinstance(node, kinds)]
-    defined_in_tests = [node.name for node in ast.parse(tests).body if isinstance(node, kinds)]
-    nodes = list(ast.walk(ast.parse(tests)))
-    used = {node.id for node in nodes if isinstance(node, ast.Name)}
-    used |= {node.name for node in nodes if isinstance(node, ast.alias)}  # from solution import f
-    return [name for name in dict.fromkeys(defined) if name in used.difference(defined_in_tests)]
+    tree = ast.parse(tests)
+    imported = {alias.name for alias in find(tree, ast.alias)}  # from solution import f
+    used = (names_in(tree) | imported) - _definitions(tests).keys()
+    return [name for name in _definitions(code) if name in used]

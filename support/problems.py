@@ -19,6 +19,7 @@ import json
 import math
 import random
 import re
+import textwrap
 import warnings
 import zlib
 from collections import Counter
@@ -28,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from executor import run_many
-from support.plan import own_names
+from support.plan import find, own_names
 from support.verify import remembering, verified
 
 SHOWN = 50  # of the rows that are left out, so many are printed with their reason
@@ -75,12 +76,12 @@ def load_problems(
     limit: the first `limit` rows, with a seed a shuffled sample. A row that is left out counts,
     one outside the dates or the split that are asked for does not.
     execute: executor.run_many, to check tests and references; its results are kept in `cache`.
-    request: version, start_date and end_date of a benchmark, see benchmarks.find.
+    request: version, start_date and end_date of a benchmark, see benchmarks.find_rows.
     ValueError or FileNotFoundError, one sentence: a wrong request, or no problem is left.
     """
     from support import benchmarks  # here, because it imports Problem from this file
 
-    rows, form, make = benchmarks.find(str(source), **request)
+    rows, form, make = benchmarks.find_rows(str(source), **request)
     order = list(range(len(rows)))
     if seed is not None:
         random.Random(seed).shuffle(order)
@@ -92,18 +93,22 @@ def load_problems(
         found = verified(found, execute, left_out)
     elif form == "humaneval":  # some docstring examples are wrong, and nothing has run them
         found = {row: replace(problem, public_tests=[]) for row, problem in found.items()}
-
-    report = [f"{source}: {len(found)} problems; of {len(rows)} rows {len(left_out)} left out"]
-    for row, reason in list(left_out.items())[:SHOWN]:
-        report.append(f"  left out: {row}: {' '.join(reason.split())[:300]}")
-    if len(left_out) > SHOWN:
-        report.append(f"  left out: {len(left_out) - SHOWN} more rows, not shown")
-    oracle = sum(not problem.public_tests for problem in found.values())
-    report.append(f"  {oracle} without public tests: feedback tells of all tests (oracle)")
-    print(*report, sep="\n", file=sys.stderr)
+    report(source, len(rows), found, left_out)
     if not found:
         raise ValueError(f"no problem is left of the {len(rows)} rows of {source}")
     return distinct(list(found.values()))
+
+
+def report(source: str | Path, rows: int, found: dict, left_out: dict) -> None:
+    """Say on standard error what a set holds, and why rows are left out."""
+    lines = [f"{source}: {len(found)} problems; of {rows} rows {len(left_out)} left out"]
+    for row, reason in list(left_out.items())[:SHOWN]:
+        lines.append(f"  left out: {row}: {textwrap.shorten(reason, 300)}")
+    if len(left_out) > SHOWN:
+        lines.append(f"  left out: {len(left_out) - SHOWN} more rows, not shown")
+    oracle = sum(not problem.public_tests for problem in found.values())
+    lines.append(f"  {oracle} without public tests: feedback tells of all tests (oracle)")
+    print(*lines, sep="\n", file=sys.stderr)
 
 
 def convert_rows(rows: Any, order: list, limit: int | None, make: Callable) -> tuple[dict, dict]:
@@ -124,7 +129,7 @@ def convert_rows(rows: Any, order: list, limit: int | None, make: Callable) -> t
             if problem is not None:  # None: it was not asked for
                 problem.id = problem.id or label
                 check(problem)
-                problem.entry_point = problem.entry_point or called_name(problem)
+                problem.entry_point = find_entry_point(problem)
                 found[label] = problem
         except KeyError as error:
             left_out[label] = f"the field {error} is missing"
@@ -169,34 +174,32 @@ def check(problem: Problem) -> None:
                 pass
             case _:
                 raise ValueError(f"a test is {test!r:.60}, expected {TESTS[problem.kind]}")
-    check_entry_point(problem)
     json.dumps(asdict(problem), ensure_ascii=False).encode()  # raises if a text is not UTF-8
 
 
-def check_entry_point(problem: Problem) -> None:
-    """ValueError if no test names the entry point: a mistyped one would make all answers wrong."""
-    name = problem.entry_point.rpartition(".")[2]
-    if problem.kind == "assert" and name:
-        text = "\n".join([*problem.tests, problem.context])  # check(candidate) names no function
-        if not re.search(rf"\b{re.escape(name)}\b|\bdef check\(", text):
-            raise ValueError(f"entry_point is {problem.entry_point!r:.60}, which no test uses")
+def find_entry_point(problem: Problem) -> str:
+    """The name by which a program is found in an answer: the given one, or what tests call first.
 
-
-def called_name(problem: Problem) -> str:
-    """The first name that Python tests call and do not define themselves; "" if unknown.
-
-    The program is found in an answer by this name.
+    "" if it is unknown. ValueError if no test uses the given one: all programs would be wrong.
     """
-    text = "\n".join(problem.tests) if problem.kind == "assert" else ""
-    # It is unknown if it may come from `import *`, from an alias (`from solution import f as g`),
-    # or from a check(candidate).
-    if re.search(r"\bimport +\*|\bsolution import (.*|\([^)]*) as |\bdef check\(", text):
+    given = problem.entry_point
+    if problem.kind != "assert":
+        return given
+    tests = "\n".join(problem.tests)
+    if "def check(" in tests:  # it calls the function `candidate`
+        return given
+    if given:
+        name = re.escape(given.rpartition(".")[2])
+        if not re.search(rf"\b{name}\b", f"{tests}\n{problem.context}"):
+            raise ValueError(f"entry_point is {given!r:.60}, which no test uses")
+        return given
+    # It is unknown if it may come from `import *` or an alias (`from solution import f as g`).
+    if re.search(r"\bimport +\*|\bsolution import (.*|\([^)]*) as ", tests):
         return ""
-    tests = ast.parse(text)
-    others = own_names(tests) | own_names(ast.parse(problem.context)) | set(dir(builtins))
-    called = [node.func for node in ast.walk(tests) if isinstance(node, ast.Call)]
-    names = [func.id for func in called if isinstance(func, ast.Name) and func.id not in others]
-    return names[0] if names else ""
+    tree = ast.parse(tests)
+    others = own_names(tree) | own_names(ast.parse(problem.context)) | set(dir(builtins))
+    called = [ast.unparse(call.func) for call in find(tree, ast.Call)]
+    return next((name for name in called if name.isidentifier() and name not in others), "")
 
 
 def distinct(problems: list) -> list:
@@ -205,12 +208,12 @@ def distinct(problems: list) -> list:
     times: Counter = Counter()
     marked = []
     for problem in problems:
-        times[problem.id] += 1
-        if times[problem.id] > 1:
-            while f"{problem.id}#{times[problem.id]}" in taken:
-                times[problem.id] += 1
-            problem = replace(problem, id=f"{problem.id}#{times[problem.id]}")
-            taken.add(problem.id)
+        name = problem.id
+        times[name] += 1
+        if times[name] > 1:
+            while f"{name}#{times[name]}" in taken:
+                times[name] += 1
+            problem = replace(problem, id=f"{name}#{times[name]}")
         marked.append(problem)
     return marked
 
@@ -223,11 +226,6 @@ def fingerprint(problems: list) -> int:
 
 def read_rows(path: Path) -> list:
     """The rows of a file; a line that is no JSON stands there as a ValueError."""
-    if not path.is_file():
-        from support.benchmarks import HUB
-
-        known = ", ".join(HUB)
-        raise FileNotFoundError(f"{path} is neither a file nor a known set ({known})")
     data = path.read_bytes()
     try:
         if path.suffix == ".gz":

@@ -32,13 +32,14 @@ def verified(found: dict, execute: Callable, left_out: dict) -> dict:
     jobs = {}  # (label, what): job; what is "nothing", "reference" or the repr of a public test
     for label, problem in found.items():
         jobs[label, "nothing"] = (problem, NOTHING)
-        if problem.reference is not None:
-            patient = replace(problem, timeout=max(problem.timeout or 0, REFERENCE_TIMEOUT))
-            jobs[label, "reference"] = (patient, problem.reference)
-            for test in problem.public_tests:
-                if test not in problem.tests:
-                    alone = replace(patient, id="", tests=[test], public_tests=[])
-                    jobs[label, repr(test)] = (alone, problem.reference)
+        if problem.reference is None:
+            continue
+        patient = replace(problem, timeout=max(problem.timeout or 0, REFERENCE_TIMEOUT))
+        jobs[label, "reference"] = (patient, problem.reference)
+        for test in problem.public_tests:
+            if test not in problem.tests:
+                alone = replace(patient, id="", tests=[test], public_tests=[])
+                jobs[label, repr(test)] = (alone, problem.reference)
     results = dict(zip(jobs, execute(list(jobs.values())), strict=True))
 
     usable = {}
@@ -61,12 +62,11 @@ def verified(found: dict, execute: Callable, left_out: dict) -> dict:
 
 def why_unusable(nothing: Any, reference: Any) -> str:
     """Why a problem is left out, from the results of two programs; "" if it is not."""
-    if nothing.status == "unscorable":
-        return nothing.feedback
+    for result in filter(None, (nothing, reference)):
+        if result.status == "unscorable":
+            return result.feedback
     if nothing.reward == 1:
         return "a program that does nothing passes its tests"
-    if reference and reference.status == "unscorable":  # it met a limit of the judge
-        return reference.feedback
     if reference and reference.reward < 1:
         return f"its reference fails its tests ({reference.status}): {reference.feedback}"
     return ""
@@ -74,7 +74,7 @@ def why_unusable(nothing: Any, reference: Any) -> str:
 
 def remembering(execute: Callable, file: Path) -> Callable:
     """`execute`, but verdicts in `file` are used again, with the same executor and Python."""
-    executor = hashlib.sha256(b"".join((ROOT / x).read_bytes() for x in EXECUTOR)).hexdigest()
+    executor = hashlib.sha256(b"".join((ROOT / name).read_bytes() for name in EXECUTOR)).hexdigest()
 
     def run(jobs: list) -> list:
         texts = [json.dumps([asdict(p), code, sys.version, executor]) for p, code in jobs]
@@ -89,8 +89,8 @@ def remembering(execute: Callable, file: Path) -> Callable:
             for (key, (_, code)), result in zip(missing.items(), results, strict=True):
                 verdicts[key] = asdict(result)
                 # A timeout, or an error of a reference, may be due to this machine: it is not kept.
-                lasting = ("passed", "failed", "error") if code == NOTHING else ("passed", "failed")
-                if result.status in lasting:
+                is_error = result.status == "error" and code == NOTHING
+                if result.status in ("passed", "failed") or is_error:
                     saved[key] = verdicts[key]
             with suppress(OSError):  # a folder that nobody may write to: they are run again
                 file.parent.mkdir(parents=True, exist_ok=True)
