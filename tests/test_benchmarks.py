@@ -1,6 +1,5 @@
 """Facts about benchmarks: hidden tests stay hidden, no field is ignored, no pickle runs code."""
 
-import ast
 import base64
 import json
 import pickle
@@ -80,8 +79,8 @@ def hub_in_reach(monkeypatch):
     monkeypatch.setattr("support.run.check_hub", lambda name, kind: None)
 
 
-def packed(value) -> str:
-    return base64.b64encode(zlib.compress(pickle.dumps(value))).decode()
+def packed(value, protocol: int | None = None) -> str:
+    return base64.b64encode(zlib.compress(pickle.dumps(value, protocol))).decode()
 
 
 def load(folder: Path, *rows: dict, **how) -> list:
@@ -129,23 +128,17 @@ def test_examples_are_found_in_the_docstring_in_each_notation(docstring, expecte
 
 
 texts = st.text(st.characters(codec="ascii", exclude_characters='"\\'), max_size=5)
-values = st.recursive(
-    st.none() | st.booleans() | st.integers() | texts,
-    lambda inner: st.lists(inner, max_size=3) | st.tuples(inner, inner),
-    max_leaves=5,
-)
-SIGNS = ["=>", "==>", "->", "==", "=", "returns", "\u279e"]
+constants = st.none() | st.booleans() | st.integers() | texts
+values = st.recursive(constants, lambda inner: st.lists(inner) | st.tuples(inner), max_leaves=5)
+signs = st.sampled_from(["=>", "==>", "->", "==", "=", "returns", "\u279e"])
 
 
 @settings(max_examples=40)
-@given(st.lists(values, max_size=3), values, st.sampled_from(SIGNS))
+@given(st.lists(values, max_size=3), values, signs)
 def test_any_constant_survives_any_notation(arguments, result, sign):
     call = f"f({', '.join(map(repr, arguments))})"
     prompt = f'def f(*x):\n    """See:\n    {call} {sign} {result!r}\n    """\n'
-    [test] = docstring_examples(prompt, "f")
-    comparison = ast.parse(test).body[0].test
-    assert [ast.literal_eval(argument) for argument in comparison.left.args] == arguments
-    assert ast.literal_eval(comparison.comparators[0]) == result
+    assert docstring_examples(prompt, "f") == [f"assert {call} == {result!r}"]
 
 
 def test_mbpp_shows_its_first_test_and_hides_all_others(tmp_path):  # D44
@@ -210,14 +203,10 @@ def test_livecodebench_functional_arguments_are_json_lines(tmp_path):
     assert r"join(['a\nb', 'c'], 3, {'k': None}) == [1.5, True]" in problem.prompt
 
 
-cases = st.fixed_dictionaries({"input": st.text(), "output": st.text(), "testtype": st.just("x")})
-
-
-@settings(max_examples=30)
-@given(st.lists(cases), st.integers(0, 5))
-def test_both_encodings_of_private_tests_say_the_same(tests, protocol):  # D47
-    pickled = zlib.compress(pickle.dumps(json.dumps(tests), protocol))
-    assert private_tests(base64.b64encode(pickled).decode()) == tests
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_both_encodings_of_private_tests_say_the_same(protocol):  # D47
+    tests = [*STDIN, {"input": "\u00e9\ud800", "output": "", "testtype": "x"}]
+    assert private_tests(packed(json.dumps(tests), protocol)) == tests
     assert private_tests(json.dumps(tests)) == tests
 
 
@@ -282,10 +271,10 @@ def test_kodcode_has_no_public_tests_and_says_so(tmp_path, capsys):
 
 def test_kodcode_style_complete_names_classes_and_functions_that_the_tests_use(tmp_path):
     test = "def test_stack():\n    s = Stack()\n    fill(s)\n    assert s.items == [pi]\n"
-    solution = "from math import pi\nclass Stack:\n    items = []\ndef unused():\n    pass\n"
-    solution += "def fill(s):\n    s.items.append(pi)"
-    question = {"style": "complete", "question": "def fill(s):\n    'Fill it.'"}
-    row = {"question_id": "C", **question, "solution": solution, "test_code": test}
+    solution = "from math import pi\nclass Stack: items = []\ndef unused(): pass\n"
+    solution += "def fill(s): s.items.append(pi)"
+    row = {"question_id": "C", "style": "complete", "question": "def fill(s):\n    'Fill it.'"}
+    row |= {"solution": solution, "test_code": test}
     [problem] = load(tmp_path, row, execute=run_many)
     assert problem.tests == [test] and problem.entry_point == "Stack"
     assert "must define `Stack`, `fill`." in problem.prompt  # not what it imports, nor `unused`
