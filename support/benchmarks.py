@@ -179,8 +179,8 @@ def _livecodebench(row: dict) -> Problem:
 
 def _kodcode(row: dict) -> Problem:
     """A pytest file, none of it public. In style "complete" the question lacks only a body."""
-    test = row.get("test") or row["test_code"]
-    needed = _needed(row["solution"], test)
+    tests = [row[name] for name in ("test", "test_code") if row.get(name)]
+    needed = _needed(row["solution"], "\n".join(tests))
     if not needed:
         raise ValueError("the tests use nothing that the solution defines")
     if row.get("style") == "complete":
@@ -189,7 +189,7 @@ def _kodcode(row: dict) -> Problem:
         stubs = [info["function_declaration"] for info in row.get("test_info") or []]
         message = _message(row["question"], needed, _block("Start from this", "\n".join(stubs)))
     key, right, level = str(row["question_id"]), row["solution"], row.get("gpt_difficulty")
-    return Problem(key, message, [test], entry_point=needed[0], difficulty=level, reference=right)
+    return Problem(key, message, tests, entry_point=needed[0], difficulty=level, reference=right)
 
 
 def docstring_examples(prompt: str, entry_point: str) -> list[str]:

@@ -153,7 +153,7 @@ def own(row: dict) -> Problem:
 
 
 def check(problem: Problem) -> None:
-    """ValueError, in words, if a field is of a wrong kind. The executor reads the tests."""
+    """ValueError, in words, if a field is wrong. The executor tells of code that it cannot read."""
     for item in fields(problem):
         value = getattr(problem, item.name)
         if not isinstance(value, item.type):
@@ -162,6 +162,8 @@ def check(problem: Problem) -> None:
             raise ValueError(f"{item.name} is empty")
     if problem.kind not in TESTS:
         raise ValueError(f"kind is {problem.kind!r:.60}, expected one of {', '.join(TESTS)}")
+    if problem.kind == "functional" and not problem.entry_point.isidentifier():
+        raise ValueError(f"entry_point is {problem.entry_point!r:.60}, expected a function's name")
     if problem.timeout is not None and not 0 < problem.timeout < math.inf:
         raise ValueError(f"timeout is {problem.timeout}, expected seconds above 0")
     for test in problem.tests + problem.public_tests:

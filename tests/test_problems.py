@@ -74,7 +74,6 @@ def test_own_rows_come_back_as_they_were_written(tmp_path, name):
 
 
 DEEP = f"assert inc({'-' * 200_000}1)"
-NAMELESS = {"kind": "functional", "tests": [[[1], 2]], "public_tests": [], "entry_point": ""}
 BAD_ROWS = [  # a line, or what is changed in a row
     ("[" * 200_000, "not JSON"),
     ("[1, 2]", "not a JSON object"),
@@ -88,7 +87,7 @@ BAD_ROWS = [  # a line, or what is changed in a row
     ({"kind": "essay"}, "kind is 'essay'"),
     ({"kind": "stdin", "tests": [["1", 2]]}, "expected [input, output]"),
     ({"kind": "functional", "tests": [["1", 2]]}, "[list of arguments, value]"),
-    (NAMELESS, "it names no entry_point"),
+    ({"kind": "functional", "entry_point": "a b"}, "entry_point is 'a b', expected a function's"),
     ({"entry_point": "icn"}, "entry_point is 'icn', which no test uses"),
     ({"context": {"a": 1}}, "context is {'a': 1}, expected text"),
     ({"timeout": -1}, "timeout is -1, expected seconds above 0"),
