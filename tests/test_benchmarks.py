@@ -270,14 +270,15 @@ def test_kodcode_has_no_public_tests_and_says_so(tmp_path, capsys):
 
 
 def test_kodcode_style_complete_names_classes_and_functions_that_the_tests_use(tmp_path):
-    test = "def test_stack():\n    s = Stack()\n    fill(s)\n    assert s.items == [pi]\n"
+    test = "def own(): pass\ndef test_it():\n    own()\n    s = Stack()\n    fill(s)\n"
+    test += "    assert s.items == [pi]\n"
     solution = "from math import pi\nclass Stack: items = []\ndef unused(): pass\n"
-    solution += "def fill(s): s.items.append(pi)"
+    solution += "def own(): pass\ndef fill(s): s.items.append(pi)"
     row = {"question_id": "C", "style": "complete", "question": "def fill(s):\n    'Fill it.'"}
     row |= {"solution": solution, "test_code": test}
     [problem] = load(tmp_path, row, execute=run_many)
     assert problem.tests == [test] and problem.entry_point == "Stack"
-    assert "must define `Stack`, `fill`." in problem.prompt  # not what it imports, nor `unused`
+    assert "must define `Stack`, `fill`." in problem.prompt  # not pi, unused or own
     assert "```python\ndef fill(s):" in problem.prompt
 
 
