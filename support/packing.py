@@ -1,8 +1,8 @@
 """Packing: the tokens that rows share are computed once.
 
 The rows of a rollout tree share most of their tokens: siblings have the same prompt, and a prompt
-of turn 2 holds an attempt of turn 1. `token_logprobs` computes such tokens again for every row.
-`rows_logprobs` computes them once. Its numbers and gradients are the same but for rounding.
+of turn 2 holds an attempt of turn 1. `rows_logprobs` gives the numbers and gradients of
+`token_logprobs`, but for rounding, and computes such tokens once.
 
 An example: three rows with the prompts x y, x y and x, and the completions a b, a c and d. Rows
 that begin alike form a tree. It is written down depth first, one token a slot, so that the slots
@@ -17,16 +17,14 @@ right after a token hold the subtree below it:
     end: the first slot after the token's subtree             d  x         d
 
 Slot q sees slot k if and only if q lies in the subtree of k:  k <= q < end[k].
-A token sees its own row up to itself, at the positions of that row, and nothing else. So the model
-computes for it what it would compute in the row alone.
+So a token sees its own row up to itself, at that row's positions: as if the row were alone.
 
 In: a Hugging Face causal LM and rows. Out: log-probabilities; micro-batches.
 Needs grpo.py and support/sampling.py.
 """
 
 import warnings
-from collections.abc import Sequence
-from itertools import chain
+from collections.abc import Iterator, Sequence
 from os.path import commonprefix  # it takes lists too
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -57,14 +55,16 @@ def rows_logprobs(model: Any, rows: Sequence[Row], temperature: float = 1.0) -> 
     if why_padded(model):
         return token_logprobs(model, ids, attention_mask, mask, temperature), mask
 
+    head = model.get_output_embeddings()
+    factor, divisor = logit_scale(model)
+
     def chunk_logprobs(states: Tensor, targets: Tensor) -> Tensor:
-        return select_logprobs(_logits(model, states), targets, temperature)
+        return select_logprobs(head(states), targets, temperature * divisor / factor)
 
     states, logits, before = _forward(model, rows)
-    slots = torch.tensor([*chain.from_iterable(before)], dtype=torch.long, device=model.device)
-    # The backward of index_select, unlike that of states[slots], always adds in the same order.
-    states = states[0].index_select(0, slots)
-    targets = ids[:, ids.shape[1] - mask.shape[1] :][mask]  # row after row, as the slots are
+    # The backward of index_select, unlike that of states[before], always adds in the same order.
+    states = states[0].index_select(0, before)
+    targets = ids[:, ids.shape[1] - mask.shape[1] :][mask]  # row after row, as the states are
     size = max(1, CHUNK // logits.shape[-1])
     chunks = zip(states.split(size), targets.split(size), strict=True)
     found = [checkpoint(chunk_logprobs, *chunk, use_reentrant=False) for chunk in chunks]
@@ -89,17 +89,26 @@ def find_reason(model: Any) -> str:
     if not takes_masks or not model._supports_attention_backend:
         return f"its attention ({attention}) takes no mask of four dimensions"
 
-    layers = getattr(config, "layer_types", None)
-    if not layers:
-        layers = ["sliding_window"] if getattr(config, "sliding_window", None) else []
-    others = ", ".join(sorted(set(layers) - {"full_attention"}))
+    layers = set(getattr(config, "layer_types", None) or [])
+    if not layers and getattr(config, "sliding_window", None):
+        layers = {"sliding_window"}
+    others = ", ".join(sorted(layers - {"full_attention"}))
     if others:
         return f"not every layer has full attention ({others})"
 
+    factor, divisor = logit_scale(model)
     with torch.no_grad(), autocast(model.device):
         states, logits, _ = _forward(model, [([0], [1])])  # two: one may be padding
-        is_known = torch.equal(_logits(model, states[:, -1:]), logits)
-    return "" if is_known else "it changes its logits in a way that is not known here"
+        ours = model.get_output_embeddings()(states[:, -1:]) * factor / divisor
+    return "" if ours.equal(logits) else "it changes its logits in a way that is not known here"
+
+
+def logit_scale(model: Any) -> tuple[float, float]:
+    """By what a model multiplies and divides its logits: Cohere does the one, Granite the other."""
+    config = model.config.get_text_config()
+    factor = getattr(config, "logit_scale", None) or 1.0
+    divisor = getattr(config, "logits_scaling", None) or 1.0
+    return factor, divisor
 
 
 def micro_batches(model: Any, rows: Sequence[Row], token_budget: int) -> list[list[int]]:
@@ -109,74 +118,64 @@ def micro_batches(model: Any, rows: Sequence[Row], token_budget: int) -> list[li
     completion). A longer row is a batch of its own.
     """
     packed = not why_padded(model)
-    ids = [[*prompt, *completion] for prompt, completion in rows]
-
-    def joined(batch: list[int], size: int, i: int) -> int:
-        """The tokens of a batch that has `size` of them, once row i is in it."""
-        if packed:  # row i adds what it does not share with the row before it
-            before = ids[batch[-1]] if batch else []
-            return size + len(ids[i]) - len(commonprefix([before, ids[i]]))
-        together = [rows[j] for j in [*batch, i]]
-        longest_prompt = max(len(prompt) for prompt, _ in together)
-        longest_completion = max(len(completion) for _, completion in together)
-        return len(together) * (longest_prompt + longest_completion)
-
     batches: list[list[int]] = []
     batch, size = [], 0
-    for i in sorted(range(len(rows)), key=lambda i: ids[i]):  # rows that begin alike are neighbours
-        if not batches or joined(batch, size, i) > token_budget:
-            batch, size = [], 0
+    for i, ids, shared in _neighbours(rows):
+        if packed:
+            size += len(ids) - shared
+        else:
+            prompts, completions = zip(*[rows[j] for j in [*batch, i]], strict=True)
+            size = len(prompts) * (max(map(len, prompts)) + max(map(len, completions)))
+        if not batch or size > token_budget:
+            batch, size = [], len(ids)
             batches.append(batch)
-        size = joined(batch, size, i)
         batch.append(i)
     return batches
 
 
-def lay_out(rows: Sequence[Row]) -> tuple[list[int], list[int], list[int], list[list[int]]]:
-    """Rows as one tree: token, position and end of every slot; for every row, the slots that
-    predict its completion tokens (each is the slot before its token).
+def lay_out(rows: Sequence[Row]) -> tuple[list[int], ...]:
+    """Rows as one tree: token, position and end of every slot; and, row after row, the slots that
+    predict the completion tokens (each is the slot before its token).
 
     >>> x, y, a, b, c, d = range(6)
     >>> lay_out([([x, y], [a, b]), ([x, y], [a, c]), ([x], [d])])
-    ([0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 3, 1], [6, 5, 5, 4, 5, 6], [[1, 2], [1, 2], [0]])
+    ([0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 3, 1], [6, 5, 5, 4, 5, 6], [1, 2, 1, 2, 0])
     """
-    ids = [[*prompt, *completion] for prompt, completion in rows]
-    tokens, positions, ends = [], [], []
+    tokens, positions, ends, path = [], [], [], []  # path: the slots of the row before
     before: list[list[int]] = [[] for _ in rows]
-    last, path = [], []  # the row before, and its slots
-
-    for i in sorted(range(len(rows)), key=lambda i: ids[i]):  # rows that begin alike are neighbours
-        shared = len(commonprefix([last, ids[i]]))
+    for i, ids, shared in _neighbours(rows):
         first = len(tokens)
-        tokens += ids[i][shared:]
-        positions += range(shared, len(ids[i]))
+        tokens += ids[shared:]
+        positions += range(shared, len(ids))
         ends += [0] * (len(tokens) - first)
         path = [*path[:shared], *range(first, len(tokens))]
         for slot in path:
             ends[slot] = len(tokens)  # so far
-        before[i] = [path[place - 1] for place in range(len(rows[i][0]), len(ids[i]))]
-        last = ids[i]
-    return tokens, positions, ends, before
+        before[i] = path[len(rows[i][0]) - 1 : -1]
+    return tokens, positions, ends, [slot for slots in before for slot in slots]
 
 
-def _forward(model: Any, rows: Sequence[Row]) -> tuple[Tensor, Tensor, list[list[int]]]:
+def _neighbours(rows: Sequence[Row]) -> Iterator[tuple[int, list[int], int]]:
+    """Number and tokens of every row, and how many first tokens the row before it shares.
+
+    The rows are sorted, so that those that begin alike are neighbours.
+    """
+    last: list[int] = []
+    for ids, i in sorted(([*row[0], *row[1]], i) for i, row in enumerate(rows)):
+        yield i, ids, len(commonprefix([last, ids]))
+        last = ids
+
+
+def _forward(model: Any, rows: Sequence[Row]) -> tuple[Tensor, Tensor, Tensor]:
     """The states that the output layer is given (1, T, width), the last slot's logits (1, 1, V),
-    and for every row the slots that predict its completion tokens."""
-    *columns, before = lay_out(rows)
-    tokens, positions, ends = torch.tensor(columns, device=model.device)
+    and the slots before the completion tokens (N)."""
+    columns = [torch.tensor(column, device=model.device).long() for column in lay_out(rows)]
+    tokens, positions, ends, before = columns
     mask = _attention_mask(model, ends)
     # -1: the states of the last layer only. Older transformers return those of all layers.
     options = {"use_cache": False, "output_hidden_states": -1, "logits_to_keep": 1}
     output = model(tokens[None], attention_mask=mask, position_ids=positions[None], **options)
     return output.hidden_states[-1], output.logits, before
-
-
-def _logits(model: Any, states: Tensor) -> Tensor:
-    """What the output layer makes of its input; a few models scale it."""
-    config = model.config.get_text_config()
-    factor = getattr(config, "logit_scale", None) or 1.0  # Cohere
-    divisor = getattr(config, "logits_scaling", None) or 1.0  # Granite
-    return model.get_output_embeddings()(states) * factor / divisor
 
 
 def _attention_mask(model: Any, ends: Tensor) -> Any:

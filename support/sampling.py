@@ -4,7 +4,7 @@ In: a model folder or Hugging Face id; prompts as chat messages.
 Out: `Completion`s. Their token ids are the sampled ones; text is never tokenised again.
 It samples from the distribution that training scores: softmax(logits / temperature). Settings that
 a checkpoint brings along (top_k, repetition_penalty, ...) never act.
-Needs torch, transformers and tree.py. `python murphy.py` shows it at work.
+Needs torch, transformers, tree.py and grpo.py. `python murphy.py` shows it at work.
 """
 
 import inspect
@@ -19,9 +19,11 @@ from typing import Any
 
 import torch
 import transformers
+from torch.nn.functional import pad
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, GenerationConfig
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
+from grpo import pad_rows
 from tree import Completion, Messages
 
 SLICE = 32  # after so many tokens, the completions that have ended leave the batch
@@ -65,9 +67,7 @@ def check_model(path: str) -> None:
     is_folder = folder.exists() or path.startswith(("/", ".", "~")) or path.count("/") > 1
     in_folder = "/" in path and folder.parent.is_dir()  # "runs/a", if runs/ is here
     if (is_folder or in_folder) and not (folder / "config.json").is_file():
-        what = "no folder with a config.json"
-        if (folder / "checkpoint.pt").is_file():
-            what = "a run that has not ended: --resume it"
+        what = "no folder with a config.json (if it is a run that has not ended: --resume it)"
         raise ValueError(f"cannot load a model from {path!r}: it is {what}")
 
 
@@ -95,8 +95,7 @@ def load_model(path: str, device: torch.device, attention: str = "sdpa") -> tupl
 def special_tokens(tokenizer: Any) -> list[str]:
     """The special tokens that a message may not contain.
 
-    Thinking tags may stay, since templates look for them. A token of one character stays, too:
-    `encode` puts a space inside the others.
+    Thinking tags may stay: templates look for them. So may one character: `encode` cannot break it.
     """
     tokens = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
     return sorted(token for token in tokens - {"<think>", "</think>"} if len(token) > 1)
@@ -106,13 +105,12 @@ def end_tokens(model: Any, tokenizer: Any) -> list[int]:
     """The ids that end a completion: the checkpoint's and the tokenizer's.
 
     If the chat template puts none of them after an answer, the first special token there is one
-    more: the model has learned to end with it, and its completions would never end.
+    more: the model has learned to end with it.
     """
     own = model.generation_config.eos_token_id
     ids = own if isinstance(own, list) else [own]
     ends = {tokenizer.eos_token_id, *ids} - {None}
-    # The answers are "ASSISTANT", so that they can be found in the text. There are two, because a
-    # template may end the last one in another way.
+    # Two answers "ASSISTANT" that the text shows: a template may end the last one in another way.
     messages = [{"role": role, "content": role.upper()} for role in ("user", "assistant") * 2]
     after = tokenizer.apply_chat_template(messages, tokenize=False).partition("ASSISTANT")[2]
     special = [token for token in special_tokens(tokenizer) if token in after]
@@ -125,8 +123,8 @@ def end_tokens(model: Any, tokenizer: Any) -> list[int]:
 def encode(tokenizer: Any, messages: Messages, enable_thinking: bool = False) -> list[int]:
     """Token ids of a prompt, with the mark that asks for an answer.
 
-    The template renders and tokenises in one go, so there is one BOS. A special token that is spelt
-    out in a message is broken by a space: text is data and must not end a turn.
+    The template tokenises, too, so there is one BOS. A special token that is spelt out in a message
+    is broken by a space: text is data and must not end a turn.
     """
     for token in special_tokens(tokenizer):
         broken = token[0] + " " + token[1:]
@@ -161,10 +159,9 @@ class Sampler:
         kinds = {type(layer) for layer in DynamicCache(config=self.config).layers}
         self.sliceable = kinds <= {DynamicLayer, DynamicSlidingWindowLayer}  # no recurrent state
 
-        self.settings = {"top_k": 0, "eos_token_id": self.ends, "pad_token_id": self.pad}
-        self.settings["do_sample"] = self.temperature > 0
+        self.settings = {"eos_token_id": self.ends, "pad_token_id": self.pad}
         if self.temperature > 0:
-            self.settings["temperature"] = self.temperature
+            self.settings |= {"do_sample": True, "temperature": self.temperature, "top_k": 0}
 
     def __call__(self, prompts: list[Messages], n: int) -> list[list[Completion] | None]:
         """n completions of each prompt; None where prompt and answer could exceed the context."""
@@ -188,10 +185,9 @@ class Sampler:
                     found[ids].append(self.completion(ids, tokens))
                 rows = rows[len(batch) :]
 
-        answers: list[list[Completion] | None] = [None] * len(encoded)
-        for place, ids in enumerate(encoded):
-            if ids in found:  # equal prompts share a list: each takes n of it
-                answers[place] = [found[ids].pop() for _ in range(n)]
+        answers: list[list[Completion] | None] = []
+        for ids in encoded:  # equal prompts share a list: each takes n of it
+            answers.append([found[ids].pop() for _ in range(n)] if ids in found else None)
         return answers
 
     def sample_batch(self, prompts: list[tuple[int, ...]]) -> list[list[int]]:
@@ -201,24 +197,25 @@ class Sampler:
         tokens are sampled in one call.
         """
         cache = self.prefill(prompts)
-        width = len(prompts[0])
-        full = width + self.max_new_tokens
+        ids, mask = self.left_pad(prompts)
+        left = self.max_new_tokens
         sampled: list[list[int]] = [[] for _ in prompts]
-        alive = list(range(len(prompts)))  # the numbers of the rows that have not ended
-        while alive and width < full:
-            size = full - width if cache is None else min(SLICE, full - width)
-            ids, mask = self.left_pad([[*prompts[i], *sampled[i]] for i in alive], width)
+        alive = sampled  # those that have not ended; `ids` and `mask` are theirs
+        while alive and left:
+            size = left if cache is None else min(SLICE, left)
             settings = GenerationConfig(**self.settings, max_new_tokens=size)
             options = {"generation_config": settings, "logits_processor": [refuse_non_finite]}
             options[CACHE] = cache
-            output = self.model.generate(input_ids=ids, attention_mask=mask, **options)
-            for i, tokens in zip(alive, output[:, width:].tolist(), strict=True):
-                sampled[i] += self.cut(tokens)
-            width += size
-            stay = [place for place, i in enumerate(alive) if sampled[i][-1] not in self.ends]
-            alive = [alive[place] for place in stay]
+            ids = self.model.generate(input_ids=ids, attention_mask=mask, **options)
+            for tokens, new in zip(alive, ids[:, mask.shape[1] :].tolist(), strict=True):
+                tokens += self.cut(new)
+            left -= size
+            stay = [row for row, tokens in enumerate(alive) if tokens[-1] not in self.ends]
+            alive = [alive[row] for row in stay]
+            rows = torch.tensor(stay, dtype=torch.long, device=ids.device)
+            ids, mask = ids[rows], pad(mask[rows], (0, size), value=1)
             if cache is not None:
-                cache.batch_select_indices(torch.tensor(stay, dtype=torch.long, device=ids.device))
+                cache.batch_select_indices(rows)
         return sampled
 
     def prefill(self, prompts: list[tuple[int, ...]]) -> DynamicCache | None:
@@ -229,8 +226,7 @@ class Sampler:
         if not self.sliceable or len(prompts[0]) == 1:
             return None
         distinct = list(dict.fromkeys(prompts))
-        padded = self.left_pad(distinct, len(prompts[0]))
-        ids, mask = padded[:, :, :-1]
+        ids, mask = [padded[:, :-1] for padded in self.left_pad(distinct)]
         positions = (mask.cumsum(1) - 1).clamp(min=0)
         cache = DynamicCache(config=self.config)
         options = {CACHE: cache, "logits_to_keep": 1}
@@ -239,11 +235,10 @@ class Sampler:
         cache.batch_select_indices(torch.tensor(copies, device=ids.device))
         return cache
 
-    def left_pad(self, rows: list, width: int) -> torch.Tensor:
-        """Token ids and attention mask (2, rows, width)."""
-        ids = [[self.pad] * (width - len(row)) + list(row) for row in rows]
-        mask = [[0] * (width - len(row)) + [1] * len(row) for row in rows]
-        return torch.tensor([ids, mask], device=self.model.device)
+    def left_pad(self, prompts: list[tuple[int, ...]]) -> list[torch.Tensor]:
+        """Token ids and attention mask, both (prompts, tokens of the longest)."""
+        padded = pad_rows([(prompt, ()) for prompt in prompts], self.pad)
+        return [tensor.to(self.model.device) for tensor in padded[:2]]
 
     def cut(self, tokens: list[int]) -> list[int]:
         """Up to the first end token; what follows it is padding."""
