@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 import transformers
-from torch.nn.functional import pad
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, GenerationConfig
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
@@ -35,9 +35,9 @@ CACHE = "cache" if "cache" in NAMES else "past_key_values"
 
 
 def pick_device(name: str = "auto") -> torch.device:
-    """The one place where a device is chosen: the accelerator that PyTorch finds, else the CPU.
+    """The device of this name; "auto": the accelerator that PyTorch finds, else the CPU.
 
-    Raises ValueError if PyTorch cannot use the device.
+    ValueError: PyTorch cannot use it.
     """
     if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", name):
         raise ValueError(f"--device must be auto, cpu, mps, cuda or cuda:0, not {name!r}")
@@ -67,7 +67,7 @@ def check_model(path: str) -> None:
     is_folder = folder.exists() or path.startswith(("/", ".", "~")) or path.count("/") > 1
     in_folder = "/" in path and folder.parent.is_dir()  # "runs/a", if runs/ is here
     if (is_folder or in_folder) and not (folder / "config.json").is_file():
-        what = "no folder with a config.json (if it is a run that has not ended: --resume it)"
+        what = "no folder with a config.json (a run that has not ended has none: --resume it)"
         raise ValueError(f"cannot load a model from {path!r}: it is {what}")
 
 
@@ -110,7 +110,7 @@ def end_tokens(model: Any, tokenizer: Any) -> list[int]:
     own = model.generation_config.eos_token_id
     ids = own if isinstance(own, list) else [own]
     ends = {tokenizer.eos_token_id, *ids} - {None}
-    # Two answers "ASSISTANT" that the text shows: a template may end the last one in another way.
+    # Two answers, both "ASSISTANT": a template may end the last one in another way.
     messages = [{"role": role, "content": role.upper()} for role in ("user", "assistant") * 2]
     after = tokenizer.apply_chat_template(messages, tokenize=False).partition("ASSISTANT")[2]
     special = [token for token in special_tokens(tokenizer) if token in after]
@@ -123,8 +123,8 @@ def end_tokens(model: Any, tokenizer: Any) -> list[int]:
 def encode(tokenizer: Any, messages: Messages, enable_thinking: bool = False) -> list[int]:
     """Token ids of a prompt, with the mark that asks for an answer.
 
-    The template tokenises, too, so there is one BOS. A special token that is spelt out in a message
-    is broken by a space: text is data and must not end a turn.
+    The template tokenises, too: no second BOS is added. A special token that is spelt out in a
+    message is broken by a space: text is data and must not end a turn.
     """
     for token in special_tokens(tokenizer):
         broken = token[0] + " " + token[1:]
@@ -154,14 +154,12 @@ class Sampler:
         self.ends = end_tokens(self.model, self.tokenizer)
         pad = self.tokenizer.pad_token_id
         self.pad = self.ends[0] if pad is None else pad
-        self.config = self.model.config.get_text_config()
-        self.context = getattr(self.config, "max_position_embeddings", None) or float("inf")
-        kinds = {type(layer) for layer in DynamicCache(config=self.config).layers}
-        self.sliceable = kinds <= {DynamicLayer, DynamicSlidingWindowLayer}  # no recurrent state
-
-        self.settings = {"eos_token_id": self.ends, "pad_token_id": self.pad}
+        config = self.model.config.get_text_config()
+        self.context = getattr(config, "max_position_embeddings", None) or float("inf")
+        self.options = {"eos_token_id": self.ends, "pad_token_id": self.pad}
+        self.options["logits_processor"] = [refuse_non_finite]
         if self.temperature > 0:
-            self.settings |= {"do_sample": True, "temperature": self.temperature, "top_k": 0}
+            self.options |= {"do_sample": True, "temperature": self.temperature, "top_k": 0}
 
     def __call__(self, prompts: list[Messages], n: int) -> list[list[Completion] | None]:
         """n completions of each prompt; None where prompt and answer could exceed the context."""
@@ -193,8 +191,8 @@ class Sampler:
     def sample_batch(self, prompts: list[tuple[int, ...]]) -> list[list[int]]:
         """Sample one completion of each prompt; the prompts come longest first.
 
-        After SLICE tokens, rows that have ended leave the batch and the cache. Without a cache all
-        tokens are sampled in one call.
+        After SLICE tokens, completions that have ended leave the batch and the cache. Without a
+        cache, all tokens are sampled in one call.
         """
         cache = self.prefill(prompts)
         ids, mask = self.left_pad(prompts)
@@ -203,9 +201,7 @@ class Sampler:
         alive = sampled  # those that have not ended; `ids` and `mask` are theirs
         while alive and left:
             size = left if cache is None else min(SLICE, left)
-            settings = GenerationConfig(**self.settings, max_new_tokens=size)
-            options = {"generation_config": settings, "logits_processor": [refuse_non_finite]}
-            options[CACHE] = cache
+            options = {**self.options, "max_new_tokens": size, CACHE: cache}
             ids = self.model.generate(input_ids=ids, attention_mask=mask, **options)
             for tokens, new in zip(alive, ids[:, mask.shape[1] :].tolist(), strict=True):
                 tokens += self.cut(new)
@@ -213,24 +209,23 @@ class Sampler:
             stay = [row for row, tokens in enumerate(alive) if tokens[-1] not in self.ends]
             alive = [alive[row] for row in stay]
             rows = torch.tensor(stay, dtype=torch.long, device=ids.device)
-            ids, mask = ids[rows], pad(mask[rows], (0, size), value=1)
+            ids, mask = ids[rows], F.pad(mask[rows], (0, size), value=1)
             if cache is not None:
                 cache.batch_select_indices(rows)
         return sampled
 
     def prefill(self, prompts: list[tuple[int, ...]]) -> DynamicCache | None:
-        """Keys and values of all but the last token.
-
-        None for a model that keeps something else, and for prompts of one token.
-        """
-        if not self.sliceable or len(prompts[0]) == 1:
+        """Keys and values of all tokens but the last. None where there are none, and for a model
+        that keeps something else."""
+        cache = DynamicCache(config=self.model.config.get_text_config())
+        kinds = {type(layer) for layer in cache.layers}
+        if len(prompts[0]) == 1 or not kinds <= {DynamicLayer, DynamicSlidingWindowLayer}:
             return None
         distinct = list(dict.fromkeys(prompts))
         ids, mask = [padded[:, :-1] for padded in self.left_pad(distinct)]
         positions = (mask.cumsum(1) - 1).clamp(min=0)
-        cache = DynamicCache(config=self.config)
-        options = {CACHE: cache, "logits_to_keep": 1}
-        self.model(ids, attention_mask=mask, position_ids=positions, **options)
+        options = {"position_ids": positions, "logits_to_keep": 1, CACHE: cache}
+        self.model(ids, attention_mask=mask, **options)
         copies = [distinct.index(prompt) for prompt in prompts]
         cache.batch_select_indices(torch.tensor(copies, device=ids.device))
         return cache
@@ -246,8 +241,8 @@ class Sampler:
         return tokens[: min(ends, default=len(tokens))]
 
     def completion(self, prompt: tuple[int, ...], ids: list[int]) -> Completion:
-        """An answer as tokens and as text. Of the special tokens, the text lacks end and padding:
-        others may mark a thought."""
+        """An answer as tokens and as text. The text lacks end and padding, but not other special
+        tokens: they may mark a thought."""
         kept = [token for token in ids if token not in (*self.ends, self.pad)]
         text = self.tokenizer.decode(kept, clean_up_tokenization_spaces=False)
         end_of_prompt = self.tokenizer.decode(list(prompt[-16:]))
