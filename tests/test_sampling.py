@@ -14,9 +14,9 @@ from tests.test_packing import tiny
 from tree import refinement_messages
 
 CPU = torch.device("cpu")
+CONV = {"layer_types": ["conv", "full_attention"]}
 WINDOW = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8}
-FAMILIES = {"GPT2": {}, "Qwen2": {}, "Gemma3Text": WINDOW}
-FAMILIES["Lfm2"] = {"layer_types": ["conv", "full_attention"]}
+FAMILIES = {"GPT2": {}, "Qwen2": {}, "Lfm2": CONV, "Gemma3Text": WINDOW}
 
 
 @pytest.fixture(params=FAMILIES)
@@ -152,9 +152,7 @@ def test_the_sampled_distribution_is_the_scored_one(model, tokenizer, monkeypatc
 
 
 @pytest.mark.parametrize("size, budget, temperature", [(2, 10_000, 0), (32, 100, 1e-5)])
-def test_each_row_is_that_of_plain_generate(
-    model, tokenizer, monkeypatch, size, budget, temperature
-):
+def test_a_row_is_as_if_alone(model, tokenizer, monkeypatch, size, budget, temperature):
     """Batches, left padding, shared prompts, rows that leave and dropout change no token."""
     monkeypatch.setattr(S, "SLICE", size)
     ends_often(model, 2.0)
@@ -166,9 +164,8 @@ def test_each_row_is_that_of_plain_generate(
     options = {"temperature": temperature, "max_new_tokens": 9, "sample_tokens": budget}
     answers = sampler(model, tokenizer, **options)(prompts, 2)
     for ids, wanted, pair in zip(encoded, expected, answers, strict=True):
-        assert [answer.prompt_ids for answer in pair] == [ids, ids]
-        assert [answer.completion_ids for answer in pair] == [wanted, wanted]
-        assert [answer.truncated for answer in pair] == [wanted[-1] != 2] * 2
+        found = [(answer.prompt_ids, answer.completion_ids, answer.truncated) for answer in pair]
+        assert found == [(ids, wanted, wanted[-1] != 2)] * 2
     assert model.training and all(rows * width <= budget for rows, width in shapes)
 
 
@@ -279,9 +276,7 @@ def test_under_torchrun_a_process_tries_its_own_card(monkeypatch):
     assert tried == ["cuda:3", "cuda:1"]  # anything on card 0 would take memory there
 
 
-def test_load_model_gives_float32_in_eval_mode_or_says_what_is_wrong(
-    tmp_path, tokenizer, qwen, monkeypatch
-):
+def test_load_model_gives_float32_or_says_why_not(tmp_path, tokenizer, qwen, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("runs").mkdir()
     reason = r"no folder with a config.json \(a run that has not ended has none: --resume it\)$"
@@ -303,18 +298,17 @@ def test_load_model_gives_float32_in_eval_mode_or_says_what_is_wrong(
             load_model("./model", CPU)
 
 
-@pytest.mark.parametrize(
-    "between, last, kept",
-    [
-        ("<|im_end|><|im_start|>", "<|im_end|>", 2),  # no config names it, but it ends an answer
-        ("<|im_end|>", "</s>", 3),  # the last answer ends as the config says
-        ("", "", 3),
-    ],
-)
+ENDS = [  # what a template puts after an answer, and after the last; how much of three is kept
+    ("<|im_end|><|im_start|>", "<|im_end|>", 2),  # no config names it, but it ends an answer
+    ("<|im_end|>", "</s>", 3),  # the last answer ends as the config says
+    ("", "", 3),
+]
+
+
+@pytest.mark.parametrize("between, last, kept", ENDS)
 def test_an_end_token_that_only_the_template_knows(qwen, tokenizer, between, last, kept):
     tokenizer.add_tokens([AddedToken(f"<|im_{at}|>", special=True) for at in ("start", "end")])
     end = f"{{% if loop.last %}}{last}{{% else %}}{between}{{% endif %}}"
     tokenizer.chat_template = f"<s>{{% for m in messages %}}{{{{ m.content }}}}{end}{{% endfor %}}"
     sampled = [5, tokenizer.convert_tokens_to_ids("<|im_end|>"), 6]
-    answer = answer_of(qwen, tokenizer, sampled)
-    assert answer.completion_ids == sampled[:kept]
+    assert answer_of(qwen, tokenizer, sampled).completion_ids == sampled[:kept]
