@@ -106,6 +106,12 @@ def test_a_prompt_that_could_exceed_the_context_gets_none_and_is_never_cut(gpt2,
         assert [answer.prompt_ids for answer in pair] == [encode(tokenizer, prompt)] * 2
 
 
+def test_a_prompt_may_be_one_token(qwen, tokenizer):
+    tokenizer.chat_template = "x"
+    ((answer,),) = sampler(qwen, tokenizer)([chat("")], 1)
+    assert len(answer.prompt_ids) == 1 and answer.completion_ids
+
+
 def test_the_checkpoints_own_settings_are_not_used_and_a_seed_repeats_a_run(qwen, tokenizer):
     torch.manual_seed(0)
     (expected,) = sampler(qwen, tokenizer)([chat("hello")], 64)
