@@ -219,8 +219,7 @@ class Sampler:
         that keeps something else."""
         cache = DynamicCache(config=self.model.config.get_text_config())
         kinds = {type(layer) for layer in cache.layers}
-        known = kinds <= {DynamicLayer, DynamicSlidingWindowLayer}
-        if not known or not self.model._supports_default_dynamic_cache() or len(prompts[0]) == 1:
+        if not kinds <= {DynamicLayer, DynamicSlidingWindowLayer} or len(prompts[0]) == 1:
             return None
         distinct = list(dict.fromkeys(prompts))
         ids, mask = [padded[:, :-1] for padded in self.left_pad(distinct)]
