@@ -23,21 +23,19 @@ status makes a test pass. In support/: plan.py says what a test is, judge.py run
 with the program, wire.py says how values cross, sandbox.py is the program's side, confine.py and
 syscalls.py say what it cannot do.
 
-Time. A program has `timeout` CPU seconds over all its tests; of kind stdin it has them for each
-case, and is not run on the other cases once it ran out. (A program that switches its own timer off
-is ended at most 1.5 seconds later.) All its calls together may last 1.5 * timeout + 3 seconds of
-wall time; of kind stdin each case may. All cases of a problem together have 8 * timeout + 20. For
-each program the judge itself has 4 CPU seconds more than the program; then the kernel ends the
-judge, even inside a C call. A worker that has started gives a result within `bound(timeout)`
-seconds, 70 by default, however many tests there are; else the trainer ends judge, zygote and
-program. When the trainer dies, so do they.
+Time. A program has `timeout` CPU seconds over all its tests. Of kind stdin it has them for each
+case; after one that ran out, no other case is run. (A program that switches its own timer off is
+ended at most 1.5 seconds later.) All its calls together may last 1.5 * timeout + 3 seconds of wall
+time; of kind stdin each case may. All cases of a problem together have 8 * timeout + 20. The judge
+has 4 CPU seconds more than its program; then the kernel ends it, even inside a C call. A worker
+that has started gives a result within 10 * timeout + 30 seconds, however many tests there are; else
+the trainer ends judge, zygote and program. When the trainer dies, so do they.
 
 What is unlike tests in the program's own process: objects of the program stay there. The judge has
 stand-ins for them, which never equal plain data. If a program changes a list or dict that it was
 given, the test sees the change. (After very many calls only in the newest arguments: to compare
 them all would take too long.) The expected value is evaluated before the call: in
-`assert f(xs) == len(xs)` it is the old length. A problem whose tests need more is "unscorable". The
-judge finds that out as it reads them, or when it runs them on an empty program.
+`assert f(xs) == len(xs)` it is the old length. A problem whose tests need more is "unscorable".
 Standard library only; Linux in full, macOS in part. MURPHY_ISOLATION=plain switches the namespaces
 off.
 
@@ -50,7 +48,6 @@ import contextlib
 import dataclasses
 import fcntl
 import functools
-import glob
 import json
 import math
 import os
@@ -60,6 +57,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import types
 import warnings
 from pathlib import Path
@@ -135,7 +133,8 @@ def run_many(jobs: list, workers: int | None = None, **limits: float) -> list[Re
 
     reward = tests passed / tests. Equal pairs run once. The judges live on for later calls.
     limits: see LIMITS. The time limit of a problem is max(timeout, problem.timeout). Raises
-    RuntimeError if no worker starts, TypeError or ValueError for a bad limit.
+    RuntimeError if no worker starts, TypeError or ValueError for a bad limit, CancelledError if
+    another thread calls `close`.
     """
     for name, value in limits.items():
         if name not in LIMITS:
@@ -144,10 +143,8 @@ def run_many(jobs: list, workers: int | None = None, **limits: float) -> list[Re
         if not isinstance(value, (int, float)) or not 0 < value < math.inf:
             raise ValueError(f"executor: the limit {name} must be a positive number, not {value!r}")
 
-    prepared = {}
-    for problem, _ in jobs:
-        if id(problem) not in prepared:
-            prepared[id(problem)] = prepare(problem, LIMITS | limits)
+    problems = {id(problem): problem for problem, _ in jobs}
+    prepared = {key: prepare(problem, LIMITS | limits) for key, problem in problems.items()}
     asked = []
     for problem, code in jobs:
         is_blank = not code or not code.strip()
@@ -155,14 +152,13 @@ def run_many(jobs: list, workers: int | None = None, **limits: float) -> list[Re
     if not workers:
         linux = hasattr(os, "sched_getaffinity")  # it counts the cores that this process may use
         workers = len(os.sched_getaffinity(0)) if linux else os.cpu_count()
+    unique = list(dict.fromkeys(asked))
     pool = concurrent.futures.ThreadPoolExecutor(workers)
-    _pools.add(pool)
     try:
-        unique = list(dict.fromkeys(asked))
-        results = dict(zip(unique, pool.map(functools.partial(_judge, pool), unique), strict=True))
+        answers = pool.map(functools.partial(_judge, _closings), unique)
+        results = dict(zip(unique, answers, strict=True))
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
-        _pools.discard(pool)
     # Copies: a caller may change a Result, and that of equal jobs must stay as it is.
     return [dataclasses.replace(results[job], tests=[*results[job].tests]) for job in asked]
 
@@ -178,22 +174,14 @@ def prepare(problem: Any, limits: dict) -> Job:
         return Job("", f"a test is no plain data: {error}", 0, limits)
 
 
-def bound(timeout: float) -> float:
-    """Seconds that one worker takes at most, whatever the program and however many the tests."""
-    return 10 * timeout + 30
-
-
 def verdict(status: str, feedback: str, tests: list, public: bool = False, seconds: float = 0.0):
     """A Result; passed, total and reward are counted from `tests`."""
     reward = sum(tests) / max(1, len(tests))
     return Result(sum(tests), len(tests), reward, status, feedback, tests, public, seconds)
 
 
-def _judge(pool: Any, job: Job) -> Result:
-    """Have a judge score a job. If the judge dies, a new one tries once more.
-
-    pool: that of this call of run_many. Once `close` removes it from _pools, no worker is started.
-    """
+def _judge(call: int, job: Job) -> Result:
+    """Have a judge score a job. If the judge dies, a new one tries once more."""
     failed = [False] * job.count
     if job.fault:
         return verdict("unscorable", f"This problem cannot be scored: {job.fault}", [])
@@ -201,41 +189,15 @@ def _judge(pool: Any, job: Job) -> Result:
         return verdict("no_code", "No code was found in the answer.", failed)
     limits = dict(job.limits)
     message = json.dumps([job.message, job.code, limits])
-    seconds = bound(limits["timeout"])
     try:
         # First an idle worker; if it dies, a new one, since the other idle ones may be dead, too.
         for new in (False, True):
-            answer = _ask(pool, message, seconds, new)
+            answer = _ask(call, message, 10 * limits["timeout"] + 30, new)
             if answer:
                 return read(answer, limits)
     except TimeoutError:
         return verdict("timeout", "The tests ran out of time.", failed)
-    return verdict("error", "The program ended its judge.", failed)  # or `close` was called
-
-
-def _ask(pool: Any, message: str, seconds: float, new: bool) -> dict | None:
-    """What one judge answers; None if it died, or if `close` was called.
-
-    TimeoutError: no answer in so many seconds, or the judge has used up its own CPU time.
-    """
-    if pool not in _pools:  # `close`, perhaps in another thread, has emptied it
-        return None
-    worker = _take(new)
-    try:
-        if pool not in _pools:  # `close` came while the worker started
-            worker.close()
-            return None
-        send(worker.socket, message)
-        answer = json.loads(receive(worker.socket, seconds=seconds))
-    except (EOFError, OSError) as error:
-        code = worker.close()
-        if isinstance(error, TimeoutError) or code == -signal.SIGXCPU:
-            raise TimeoutError from None
-        return None
-    finally:
-        _busy.discard(worker)  # before it is idle: another thread may take it at once
-    _idle.append(worker)
-    return answer
+    return verdict("error", "The program ended its judge.", failed)
 
 
 def read(answer: dict, limits: dict) -> Result:
@@ -255,40 +217,60 @@ def read(answer: dict, limits: dict) -> Result:
 
 # ---------------------------------------------------------------------- workers
 
+_lock = threading.RLock()  # held while one of the next three changes
 _idle: list = []  # workers that wait for a job
 _busy: set = set()  # workers that have one
-_pools: set = set()  # of the calls of run_many that are running
-_starters: list = []  # the thread that starts workers
+_closings = 0  # how often `close` was called; each call of run_many begins with this number
+# The kernel ends a worker when the thread that started it ends (PR_SET_PDEATHSIG). The threads of
+# run_many end with each call; this one lives as long as the process, so it starts all workers.
+_starter = concurrent.futures.ThreadPoolExecutor(1)
 
 
 def _forget() -> None:
-    """A fork of this process must not use the parent's workers."""
-    for mine in (_idle, _busy, _pools, _starters):
-        mine.clear()
+    """A fork of this process has none of its threads, and must not use its workers."""
+    global _lock, _starter
+    _lock, _starter = threading.RLock(), concurrent.futures.ThreadPoolExecutor(1)
+    _idle.clear()
+    _busy.clear()
 
 
 os.register_at_fork(after_in_child=_forget)
 
 
-def _take(new: bool) -> "Worker":
-    """An idle worker, or a new one."""
-    try:
-        worker = _start() if new else _idle.pop()
-    except IndexError:
-        worker = _start()
-    _busy.add(worker)
-    return worker
+def _ask(call: int, message: str, seconds: float, new: bool) -> dict | None:
+    """What an idle worker answers, or a new one; None if it died.
 
-
-def _start() -> "Worker":
-    """A new worker, started by a thread that lives as long as this process.
-
-    The kernel ends a worker when the thread that started it ends (PR_SET_PDEATHSIG). The threads of
-    run_many end with each call, and would take their workers with them.
+    Raises TimeoutError if it takes longer, or more than its own CPU time; CancelledError if `close`
+    came after the call of run_many began, that is, after _closings was `call`.
     """
-    if not _starters:
-        _starters.append(concurrent.futures.ThreadPoolExecutor(1))
-    return _starters[0].submit(Worker).result()
+    with _lock:
+        worker = _idle.pop() if _idle and not new else None
+    if worker is None:
+        worker = _starter.submit(Worker).result()
+    with _lock:
+        _busy.add(worker)
+    answer = None
+    try:
+        if call == _closings:  # else `close` came before it was busy, and did not end it
+            send(worker.socket, message)
+            answer = json.loads(receive(worker.socket, seconds=seconds))
+    except TimeoutError:
+        raise
+    except (EOFError, OSError):  # it died
+        pass
+    finally:
+        with _lock:
+            _busy.discard(worker)
+            stays = answer is not None and call == _closings
+            if stays:
+                _idle.append(worker)
+        if not stays:
+            worker.close()
+    if answer is None and call != _closings:
+        raise concurrent.futures.CancelledError("executor: close() ended this call")
+    if answer is None and worker.process.returncode == -signal.SIGXCPU:
+        raise TimeoutError
+    return answer
 
 
 class Worker:
@@ -296,7 +278,6 @@ class Worker:
 
     def __init__(self) -> None:
         self.process = None
-        self.printed = ""  # what it wrote on stderr, known once it is closed
         try:
             self.folder, self.lock = own_folder()
             self.socket, theirs = socket.socketpair()
@@ -323,10 +304,10 @@ class Worker:
                 )
             missing = receive(self.socket, seconds=60)  # what cannot be confined here
         except (EOFError, OSError) as error:
-            self.close()
+            reason = self.close() or error
             raise RuntimeError(
                 f"executor: cannot start the interpreter {PYTHON} as a worker: it did "
-                f"not start ({self.printed or error}); set executor.PYTHON to one that works"
+                f"not start ({reason}); set executor.PYTHON to one that works"
             ) from None
         if missing:
             text = f"executor: a program is less confined on this system: {missing}"
@@ -337,25 +318,34 @@ class Worker:
         if self.process and self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
 
-    def close(self) -> int | None:
-        """End all of it and clean up; the exit code of the judge."""
-        code = None
+    def close(self) -> str:
+        """End all of it and clean up; what the judge wrote on stderr."""
+        printed = b""
         self.kill()
         self.socket.close()
         if self.process:
-            self.printed = self.process.communicate()[1].decode("utf-8", "replace")[-2000:].strip()
-            code = self.process.returncode
+            printed = self.process.communicate()[1]
         remove(self.folder)
         os.close(self.lock)
-        return code
+        return printed.decode("utf-8", "replace")[-2000:].strip()
 
 
 def own_folder() -> tuple[str, int]:
-    """A new folder, and the lock that says that it is in use."""
-    sweep()
+    """A new folder, and the lock that says that it is in use.
+
+    Folders whose lock nobody holds are removed: the trainer of their worker was killed.
+    """
+    for old in Path(tempfile.gettempdir()).glob(FOLDER + "*"):
+        with contextlib.suppress(OSError):  # in use, another user's, or gone
+            lock = os.open(old, os.O_RDONLY)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                remove(str(old))
+            finally:
+                os.close(lock)
     while True:
         folder = tempfile.mkdtemp(prefix=FOLDER)
-        with contextlib.suppress(FileNotFoundError):  # a sweep came between
+        with contextlib.suppress(FileNotFoundError):  # another process removed it
             lock = os.open(folder, os.O_RDONLY)
             fcntl.flock(lock, fcntl.LOCK_EX)
             if os.path.isdir(folder):
@@ -363,27 +353,16 @@ def own_folder() -> tuple[str, int]:
             os.close(lock)
 
 
-def sweep() -> None:
-    """Remove the folders of workers whose trainer was killed: nobody holds their lock."""
-    for folder in glob.glob(os.path.join(tempfile.gettempdir(), FOLDER + "*")):
-        with contextlib.suppress(OSError):  # in use, another user's, or gone
-            lock = os.open(folder, os.O_RDONLY)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                remove(folder)
-            finally:
-                os.close(lock)
-
-
 @atexit.register
 def close() -> None:
     """End all workers, and calls of run_many in other threads; the next call starts new ones."""
-    while _pools:
-        _pools.pop().shutdown(wait=False, cancel_futures=True)
-    while _busy:
-        _busy.pop().kill()  # the thread that waits for it cleans up
-    while _idle:
-        _idle.pop().close()
+    global _closings
+    with _lock:
+        _closings += 1
+        for worker in _busy:
+            worker.kill()  # the thread that waits for it cleans up
+        while _idle:
+            _idle.pop().close()
 
 
 # ---------------------------------------------------------------------- feedback
@@ -440,8 +419,7 @@ def self_check() -> list[Result]:
     problem = types.SimpleNamespace(kind="functional", tests=tests, entry_point="f")
     results = run_many([(problem, code) for _, code in PROGRAMS.values()], timeout=0.5)
     for (status, code), result in zip(PROGRAMS.values(), results, strict=True):
-        passed, should_pass = result.reward == 1, status == "passed"
-        if result.status != status or passed != should_pass:
+        if (result.status, result.reward == 1) != (status, status == "passed"):
             raise RuntimeError(
                 f"executor: {code!r} was judged {result.status!r} with reward {result.reward:g} "
                 f"instead of {status!r}, so no reward can be trusted on this system "
@@ -450,17 +428,11 @@ def self_check() -> list[Result]:
     return results
 
 
-def demonstration() -> None:
-    """Print PROGRAMS and what is said of them."""
+if __name__ == "__main__":
     results = self_check()
     close()
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends it without a word
-    print("Tests: f(1) == 1, f(5) == 120, f(0) == 1\n")
+    print("Tests: f(1) == 1, f(5) == 120, f(0) == 1")
     for (name, (_, code)), result in zip(PROGRAMS.items(), results, strict=True):
-        print(f"{name}: reward {result.reward:.2f}, {result.status}")
-        for line in [*code.split("\n"), *(f"-> {line}" for line in result.feedback.split("\n"))]:
-            print("    " + line)
-
-
-if __name__ == "__main__":
-    demonstration()
+        print(f"\n{name}: reward {result.reward:.2f}, {result.status}\n{code}")
+        print("-> " + result.feedback.replace("\n", "\n-> "))
