@@ -24,22 +24,21 @@ with the program, wire.py says how values cross, sandbox.py is the program's sid
 syscalls.py say what it cannot do.
 
 Time. A program has `timeout` CPU seconds over all its tests. Of kind stdin it has them for each
-case; after one that ran out, no other case is run. (A program that switches its own timer off is
+case, and after a case that ran out no other is run. (A program that switches its own timer off is
 ended at most 1.5 seconds later.) All its calls together may last 1.5 * timeout + 3 seconds of wall
-time; of kind stdin each case may. All cases of a problem together have 8 * timeout + 20. The judge
-has 4 CPU seconds more than its program; then the kernel ends it, even inside a C call. A worker
-that has started gives a result within 10 * timeout + 30 seconds, however many tests there are; else
-the trainer ends judge, zygote and program. When the trainer dies, so do they.
+time; of kind stdin each case may, and all cases together 8 * timeout + 20. The judge has 4 CPU
+seconds more than its program; then the kernel ends it, even inside a C call. A worker that has
+started gives a result within 10 * timeout + 30 seconds, however many tests there are; else the
+trainer ends judge, zygote and program. When the trainer dies, so do they.
 
 What is unlike tests in the program's own process: objects of the program stay there. The judge has
 stand-ins for them, which never equal plain data. If a program changes a list or dict that it was
-given, the test sees the change. (After very many calls only in the newest arguments: to compare
-them all would take too long.) The expected value is evaluated before the call: in
-`assert f(xs) == len(xs)` it is the old length. A problem whose tests need more is "unscorable".
-Standard library only; Linux in full, macOS in part. MURPHY_ISOLATION=plain switches the namespaces
-off.
+given, the test sees the change (after very many calls only in the newest arguments). The expected
+value is evaluated before the call: in `assert f(xs) == len(xs)` it is the old length. A problem
+whose tests need more is "unscorable".
 
-    python executor.py        known programs and their verdicts
+Standard library only; Linux in full, macOS in part. MURPHY_ISOLATION=plain switches the namespaces
+off. `python executor.py` shows known programs and their verdicts.
 """
 
 import atexit
@@ -77,13 +76,8 @@ LIMITS = {
 }
 FOLDER = "murphy-worker-"  # how the names of the workers' folders begin
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "MALLOC_ARENA_MAX")
-ENVIRONMENT = {
-    "PATH": "/usr/local/bin:/usr/bin:/bin",
-    "HOME": "/tmp",
-    "LANG": "C.UTF-8",
-    "PYTHONHASHSEED": "0",
-    **dict.fromkeys(THREADS, "1"),
-}
+ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8"}
+ENVIRONMENT |= {"PYTHONHASHSEED": "0"} | dict.fromkeys(THREADS, "1")
 
 
 @dataclasses.dataclass
@@ -145,15 +139,11 @@ def run_many(jobs: list, workers: int | None = None, **limits: float) -> list[Re
 
     problems = {id(problem): problem for problem, _ in jobs}
     prepared = {key: prepare(problem, LIMITS | limits) for key, problem in problems.items()}
-    asked = []
-    for problem, code in jobs:
-        is_blank = not code or not code.strip()
-        asked.append(prepared[id(problem)]._replace(code="" if is_blank else code))
-    if not workers:
-        linux = hasattr(os, "sched_getaffinity")  # it counts the cores that this process may use
-        workers = len(os.sched_getaffinity(0)) if linux else os.cpu_count()
+    asked = [prepared[id(problem)]._replace(code=code or "") for problem, code in jobs]
     unique = list(dict.fromkeys(asked))
-    pool = concurrent.futures.ThreadPoolExecutor(workers)
+    linux = hasattr(os, "sched_getaffinity")  # it counts the cores that this process may use
+    cores = len(os.sched_getaffinity(0)) if linux else os.cpu_count()
+    pool = concurrent.futures.ThreadPoolExecutor(workers or cores)
     try:
         answers = pool.map(functools.partial(_judge, _closings), unique)
         results = dict(zip(unique, answers, strict=True))
@@ -185,7 +175,7 @@ def _judge(call: int, job: Job) -> Result:
     failed = [False] * job.count
     if job.fault:
         return verdict("unscorable", f"This problem cannot be scored: {job.fault}", [])
-    if not job.code:
+    if not job.code.strip():
         return verdict("no_code", "No code was found in the answer.", failed)
     limits = dict(job.limits)
     message = json.dumps([job.message, job.code, limits])
@@ -218,9 +208,9 @@ def read(answer: dict, limits: dict) -> Result:
 # ---------------------------------------------------------------------- workers
 
 _lock = threading.RLock()  # held while one of the next three changes
-_idle: list = []  # workers that wait for a job
-_busy: set = set()  # workers that have one
-_closings = 0  # how often `close` was called; each call of run_many begins with this number
+_alive: set = set()  # all workers that have started
+_idle: list = []  # those that wait for a job
+_closings = 0  # how often `close` was called
 # The kernel ends a worker when the thread that started it ends (PR_SET_PDEATHSIG). The threads of
 # run_many end with each call; this one lives as long as the process, so it starts all workers.
 _starter = concurrent.futures.ThreadPoolExecutor(1)
@@ -230,8 +220,8 @@ def _forget() -> None:
     """A fork of this process has none of its threads, and must not use its workers."""
     global _lock, _starter
     _lock, _starter = threading.RLock(), concurrent.futures.ThreadPoolExecutor(1)
+    _alive.clear()
     _idle.clear()
-    _busy.clear()
 
 
 os.register_at_fork(after_in_child=_forget)
@@ -240,18 +230,15 @@ os.register_at_fork(after_in_child=_forget)
 def _ask(call: int, message: str, seconds: float, new: bool) -> dict | None:
     """What an idle worker answers, or a new one; None if it died.
 
-    Raises TimeoutError if it takes longer, or more than its own CPU time; CancelledError if `close`
-    came after the call of run_many began, that is, after _closings was `call`.
+    call: _closings when the call of run_many began. Raises CancelledError if `close` came since,
+    TimeoutError if the answer takes longer, or the judge used up its own CPU time.
     """
     with _lock:
         worker = _idle.pop() if _idle and not new else None
-    if worker is None:
-        worker = _starter.submit(Worker).result()
-    with _lock:
-        _busy.add(worker)
+    worker = worker or _starter.submit(Worker).result()
     answer = None
     try:
-        if call == _closings:  # else `close` came before it was busy, and did not end it
+        if call == _closings:  # else `close` came before the worker was alive, and did not end it
             send(worker.socket, message)
             answer = json.loads(receive(worker.socket, seconds=seconds))
     except TimeoutError:
@@ -259,8 +246,7 @@ def _ask(call: int, message: str, seconds: float, new: bool) -> dict | None:
     except (EOFError, OSError):  # it died
         pass
     finally:
-        with _lock:
-            _busy.discard(worker)
+        with _lock:  # no `close` comes between
             stays = answer is not None and call == _closings
             if stays:
                 _idle.append(worker)
@@ -312,6 +298,8 @@ class Worker:
         if missing:
             text = f"executor: a program is less confined on this system: {missing}"
             warnings.warn(text, stacklevel=2)  # each text is shown once
+        with _lock:
+            _alive.add(self)
 
     def kill(self) -> None:
         """End the judge and, with it, its zygote and program."""
@@ -321,6 +309,8 @@ class Worker:
     def close(self) -> str:
         """End all of it and clean up; what the judge wrote on stderr."""
         printed = b""
+        with _lock:
+            _alive.discard(self)
         self.kill()
         self.socket.close()
         if self.process:
@@ -359,10 +349,10 @@ def close() -> None:
     global _closings
     with _lock:
         _closings += 1
-        for worker in _busy:
-            worker.kill()  # the thread that waits for it cleans up
         while _idle:
             _idle.pop().close()
+        for worker in _alive:
+            worker.kill()  # the thread that waits for its answer cleans up
 
 
 # ---------------------------------------------------------------------- feedback

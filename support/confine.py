@@ -1,12 +1,11 @@
 """What a program may not do: namespaces, limits and a filter of system calls.
 
 In:  the folder of a worker; the limits of a program.
-Out: a process that sees python, the system's libraries and one empty folder. It starts no process
-     and reaches no network.
+Out: a process that sees python, the system's libraries and one empty folder.
 
     namespaces    it sees no other file, process or network; its folder is new and goes with it
     limits        time, memory, threads and open files that it can use up
-    filter        it starts no process, sends no signal (support/syscalls.py)
+    filter        it starts no process, sends no signal, reaches no network (support/syscalls.py)
     Landlock      it opens no other file, where the system allows no namespaces
 
 The zygote builds one `Cage`. Each program enters it before its first line runs.
@@ -235,25 +234,20 @@ def remove(folder: str) -> None:
     up to where its path is short.
     """
     with contextlib.suppress(OSError):
-        if not is_folder(folder):  # a program replaced it
+        if os.path.islink(folder) or not os.path.isdir(folder):  # a program replaced it
             os.unlink(folder)
             return
         waiting = [folder]
         while waiting:
             outer = waiting.pop()
             os.chmod(outer, 0o700)
-            for name in os.listdir(outer):
-                path = os.path.join(outer, name)
-                if is_folder(path):
-                    os.chmod(path, 0o700)  # only who may write to a folder may move it
+            for entry in list(os.scandir(outer)):
+                if entry.is_dir(follow_symlinks=False):
+                    os.chmod(entry.path, 0o700)  # only who may write to a folder may move it
                     waiting.append(os.path.join(folder, os.urandom(12).hex()))
-                    os.rename(path, waiting[-1])
+                    os.rename(entry.path, waiting[-1])
                 else:
-                    os.unlink(path)
+                    os.unlink(entry.path)
             if outer != folder:
                 os.rmdir(outer)
         os.rmdir(folder)
-
-
-def is_folder(path: str) -> bool:
-    return os.path.isdir(path) and not os.path.islink(path)

@@ -17,6 +17,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import namedtuple
 from pathlib import Path
@@ -58,8 +59,7 @@ Attack = namedtuple("Attack", "name problem low high program")
 
 def corpus(name):
     """The programs of a file."""
-    text = (REDTEAM / name).read_bytes().decode("utf-8")
-    for block in text.split("\n#### ")[1:]:
+    for block in (REDTEAM / name).read_bytes().decode("utf-8").split("\n#### ")[1:]:
         head, _, body = block.partition("\n")
         name, kind, low, high, _ = (part.strip() for part in head.split("|"))
         program = "\n".join(map(unescaped, body.split("\n")))
@@ -74,9 +74,8 @@ def judged(programs):
     results += run_many([(p.problem, p.program) for p in honest], timeout=5)
     faults = []
     for p, result in zip(hostile + honest, results, strict=True):
-        result.feedback.encode("utf-8")
-        assert len(result.feedback) <= 2000 and "\x1b" not in result.feedback
-        assert "<|im" not in result.feedback
+        feedback = result.feedback.encode("utf-8")
+        assert len(result.feedback) <= 2000 and b"\x1b" not in feedback and b"<|im" not in feedback
         if result.status == "unscorable" or not p.low <= result.reward <= p.high:
             faults.append((p.name, result))
     return faults
@@ -107,14 +106,6 @@ def kill(pids):
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):  # the kernel was faster
             os.kill(pid, signal.SIGKILL)
-
-
-def wait_until_gone(pids):
-    """The kernel ends them; the time is for a broken executor."""
-    patience = time.monotonic() + 60
-    while processes().keys() & pids:
-        assert time.monotonic() < patience
-        time.sleep(0.05)
 
 
 def in_python(code, **options):
@@ -154,9 +145,10 @@ def test_the_red_team_is_paid_for_nothing(name):
 def test_without_namespaces_only_side_effects_get_through(monkeypatch):
     monkeypatch.setenv("MURPHY_ISOLATION", "plain")
     executor.close()
-    programs = [p for p in list(corpus("programs.txt"))[::6] if p.name not in SIDE_EFFECTS]
+    some = list(corpus("programs.txt"))
     dangerous = ("fork bomb", "kills all", "double fork", "deep folder", "locked folders")
-    programs += [p for p in corpus("programs.txt") if p.name in dangerous]
+    programs = [p for p in some[::6] if p.name not in SIDE_EFFECTS]
+    programs += [p for p in some if p.name in dangerous]
     with pytest.warns(UserWarning, match="a program is less confined on this system"):
         faults = judged(programs)
     executor.close()
@@ -201,8 +193,7 @@ def test_nothing_passes_from_one_program_to_the_next():
 
 
 def test_d26_d31_an_early_exit_is_no_pass_and_input_ends_at_once():
-    exits = ("import sys; sys.exit(0)", "raise SystemExit", "quit()", "import os; os._exit(0)")
-    for line in exits:
+    for line in ("import sys; sys.exit(0)", "raise SystemExit", "quit()", "import os; os._exit(0)"):
         result = run(ADD, line)
         assert (result.reward, result.status) == (0, "error"), (line, result)
     assert run(problem([["", ""]], kind="stdin"), "def f(): raise ValueError\nf()").reward == 0
@@ -213,12 +204,13 @@ def test_d26_d31_an_early_exit_is_no_pass_and_input_ends_at_once():
 def test_d28_a_broken_sandbox_stops_the_run(monkeypatch):
     assert [result.status for result in executor.self_check()][:2] == ["passed", "failed"]
     executor.close()
-    monkeypatch.setattr(executor, "PYTHON", "/nowhere/python")
-    with pytest.raises(RuntimeError, match="cannot start the interpreter /nowhere/python"):
-        executor.self_check()
-    monkeypatch.setattr(executor, "PYTHON", shutil.which("false"))
-    with pytest.raises(RuntimeError, match="did not start"):
-        executor.self_check()
+    for python, says in [
+        ("/nowhere/python", "cannot start the interpreter /nowhere/python"),
+        (shutil.which("false"), "did not start"),
+    ]:
+        monkeypatch.setattr(executor, "PYTHON", python)
+        with pytest.raises(RuntimeError, match=says):
+            executor.self_check()
     broken = executor.Result(0, 1, 0.0, "error", "", [False], False)
     monkeypatch.setattr(executor, "run_many", lambda jobs, **_: [broken] * len(jobs))
     with pytest.raises(RuntimeError, match="no reward can be trusted"):
@@ -227,9 +219,7 @@ def test_d28_a_broken_sandbox_stops_the_run(monkeypatch):
 
 def test_d29_timeouts_leave_nothing_behind():
     """The fixtures above see what is left."""
-    sleeper = (
-        "import subprocess\ntry: subprocess.Popen(['sleep', '86399.25'])\nexcept OSError: pass\n"
-    )
+    sleeper = "import subprocess as s\ntry: s.Popen(['sleep', '86399.25'])\nexcept OSError: 0\n"
     codes = [f"{head}while True: pass  # {n}" for head in ("", sleeper) for n in range(3)]
     results = run_many([(ADD, code) for code in codes], timeout=0.2)
     assert [result.status for result in results] == ["timeout"] * 6
@@ -263,16 +253,14 @@ def test_d33_cpu_time_decides_and_not_waiting_for_a_busy_machine():
 
 def test_d34_the_executor_works_under_spawn_and_in_threads_and_needs_neither_itself():
     assert run(ADD, "while True: pass", timeout=0.3).status == "timeout"
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        assert pool.apply(run, (ADD, RIGHT)).reward == 1
+    for method in ("spawn", "fork"):  # a fork does not use the workers that it sees
+        with multiprocessing.get_context(method).Pool(1) as pool:
+            assert pool.apply(run, (ADD, RIGHT)).reward == 1
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
         codes = [f"def f(a, b): return a + b + {n}" for n in range(12)]
         assert list(pool.map(lambda code: run(ADD, code).reward, codes)) == [1] + [0] * 11
-    code = (
-        "import os, executor, sys\n"
-        "print(len(os.listdir('/proc/self/task')), 'torch' in sys.modules)"
-    )
-    assert in_python(code).stdout == "1 False\n"
+    code = "import os, executor, sys; print(os.listdir('/proc/self/task'), 'torch' in sys.modules)"
+    assert re.fullmatch(r"\['\d+'\] False\n", in_python(code).stdout)
 
 
 def test_d35_memory_is_limited_in_the_program_alone():
@@ -346,19 +334,15 @@ def test_a_limit_that_is_unknown_or_no_positive_number_is_refused():
                 run(ADD, "x", **{name: value})
 
 
-def test_workers_that_die_are_replaced():
+@pytest.mark.parametrize("spared", ["none", "judges"])
+def test_workers_that_die_are_replaced(spared):
+    """All their processes, or the zygotes alone."""
     for _ in range(2):
         run_many([(ADD, f"x = {n}") for n in range(2)])
-        kill(descendants(os.getpid()))
+        judges = {worker.process.pid for worker in executor._idle if spared == "judges"}
+        kill(descendants(os.getpid()) - judges)
         results = run_many([(ADD, f"{RIGHT}  # {n}") for n in range(9)])
         assert [result.status for result in results] == ["passed"] * 9
-
-
-def test_a_judge_whose_zygote_is_gone_is_replaced():
-    assert run(ADD, "x = 1").reward == 0
-    judges = {worker.process.pid for worker in executor._idle}
-    kill(descendants(os.getpid()) - judges)
-    assert run(ADD, RIGHT).reward == 1
 
 
 def test_close_ends_what_goes_on_in_other_threads_and_the_next_call_works():
@@ -375,13 +359,34 @@ def test_close_ends_what_goes_on_in_other_threads_and_the_next_call_works():
     assert run(ADD, RIGHT).reward == 1
 
 
-def test_close_ends_a_worker_that_is_being_started():
-    """The call was closed, so its pool is no longer known: the new worker gets no job."""
+class Interrupted:
+    """A lock. Just before it is taken for the n-th time, another thread calls close()."""
+
+    def __init__(self, n):
+        self.lock, self.left = threading.RLock(), n
+
+    def __enter__(self):
+        self.left -= 1
+        if self.left == 0:
+            with concurrent.futures.ThreadPoolExecutor(1) as other:
+                other.submit(executor.close).result()
+        self.lock.acquire()
+
+    def __exit__(self, *error):
+        self.lock.release()
+
+
+@pytest.mark.parametrize("n, answers", [(1, False), (2, False), (3, True)])
+def test_no_worker_outlives_close(monkeypatch, n, answers):
+    """It comes before a worker starts, while it starts, or as it has answered and becomes idle."""
     executor.close()
-    job = executor.prepare(ADD, executor.LIMITS)._replace(code="while True: pass")
-    result = executor._judge(object(), job)
-    assert result.feedback == "The program ended its judge."
-    assert not executor._idle and not executor._busy
+    lock = Interrupted(n)
+    monkeypatch.setattr(executor, "_lock", lock)
+    ended = pytest.raises(concurrent.futures.CancelledError)
+    with contextlib.nullcontext() if answers else ended:
+        assert run(ADD, RIGHT).reward == 1
+    assert lock.left < 0 and not executor._idle and not executor._alive
+    assert not descendants(os.getpid())
 
 
 IDLE, AT_WORK = "def f(x): return x", "while True: pass"
@@ -404,7 +409,10 @@ def test_a_trainer_that_is_killed_leaves_no_trace(tmp_path, program, all_at_once
     assert len(below) > 1
     kill([trainer.pid, *below] if all_at_once else [trainer.pid])
     trainer.communicate()
-    wait_until_gone(below)
+    patience = time.monotonic() + 60  # the kernel ends them; the time is for a broken executor
+    while processes().keys() & below:
+        assert time.monotonic() < patience
+        time.sleep(0.05)
     assert in_python("import executor; executor.self_check()", env=environment).returncode == 0
     assert not list(tmp_path.iterdir())
 
