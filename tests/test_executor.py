@@ -17,27 +17,28 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections import namedtuple
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 
 import executor
 from executor import run, run_many
+from support.verify import EXECUTOR
 
 ROOT = Path(executor.__file__).resolve().parent
 REDTEAM = Path(__file__).parent / "redteam"
 
 
-def problem(tests, kind="assert", entry=""):
-    return SimpleNamespace(kind=kind, tests=tests, entry_point=entry)
+def stdin(given, expected):
+    return SimpleNamespace(kind="stdin", tests=[[given, expected]])
 
 
-def functional(*pairs):
-    return problem([list(pair) for pair in pairs], kind="functional", entry="f")
+def functional(*tests):
+    return SimpleNamespace(kind="functional", tests=list(map(list, tests)), entry_point="f")
 
 
 ADD = functional(([2, 3], 5), ([1, 0], 1), ([10, 20], 30))
@@ -112,13 +113,6 @@ def in_python(code, **options):
     """A new interpreter that has run some code in the project's folder."""
     options = {"cwd": ROOT, "capture_output": True, "text": True, **options}
     return subprocess.run([sys.executable, "-c", code], **options)
-
-
-@pytest.fixture(autouse=True)
-def no_program_is_left():
-    yield
-    # No other program sleeps so long: test_d29 starts those that do.
-    assert not [words for _, words in processes().values() if "86399.25" in words]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -196,8 +190,8 @@ def test_d26_d31_an_early_exit_is_no_pass_and_input_ends_at_once():
     for line in ("import sys; sys.exit(0)", "raise SystemExit", "quit()", "import os; os._exit(0)"):
         result = run(ADD, line)
         assert (result.reward, result.status) == (0, "error"), (line, result)
-    assert run(problem([["", ""]], kind="stdin"), "def f(): raise ValueError\nf()").reward == 0
-    for p in (ADD, problem([["", "1"]], kind="stdin")):
+    assert run(stdin("", ""), "def f(): raise ValueError\nf()").reward == 0
+    for p in (ADD, stdin("", "1")):
         assert "EOFError" in run(p, "x = input()").feedback
 
 
@@ -218,15 +212,16 @@ def test_d28_a_broken_sandbox_stops_the_run(monkeypatch):
 
 
 def test_d29_timeouts_leave_nothing_behind():
-    """The fixtures above see what is left."""
+    """No other program sleeps so long."""
     sleeper = "import subprocess as s\ntry: s.Popen(['sleep', '86399.25'])\nexcept OSError: 0\n"
     codes = [f"{head}while True: pass  # {n}" for head in ("", sleeper) for n in range(3)]
     results = run_many([(ADD, code) for code in codes], timeout=0.2)
     assert [result.status for result in results] == ["timeout"] * 6
+    assert not [words for _, words in processes().values() if "86399.25" in words]
 
 
 def test_d30_output_neither_blocks_nor_fills_memory():
-    big = problem([["", "x" * 200_000]], kind="stdin")
+    big = stdin("", "x" * 200_000)
     assert run(big, "print('x' * 200000)").reward == 1
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     floods = [f"import os\nwhile True: os.write({stream}, b'y' * 1000)" for stream in (1, 2)]
@@ -241,18 +236,14 @@ def test_d30_output_neither_blocks_nor_fills_memory():
 
 
 def test_d33_cpu_time_decides_and_not_waiting_for_a_busy_machine():
-    busy = (
-        "import time\ndef f(a, b):\n    end = time.process_time() + 0.05\n"
-        "    while time.process_time() < end: pass\n    return a + b"
-    )
+    busy = "import time\ndef f(a, b):\n    while time.process_time() < 0.2: pass\n    return a + b"
     workers = 4 * len(os.sched_getaffinity(0))
     results = run_many([(ADD, f"{busy}  # {n}") for n in range(8)], workers=workers, timeout=2)
     assert [result.status for result in results] == ["passed"] * 8
-    assert all(0.1 < result.cpu_seconds < 2 for result in results)
+    assert all(0.2 <= result.cpu_seconds < 2 for result in results)
 
 
 def test_d34_the_executor_works_under_spawn_and_in_threads_and_needs_neither_itself():
-    assert run(ADD, "while True: pass", timeout=0.3).status == "timeout"
     for method in ("spawn", "fork"):  # a fork does not use the workers that it sees
         with multiprocessing.get_context(method).Pool(1) as pool:
             assert pool.apply(run, (ADD, RIGHT)).reward == 1
@@ -266,7 +257,6 @@ def test_d34_the_executor_works_under_spawn_and_in_threads_and_needs_neither_its
 def test_d35_memory_is_limited_in_the_program_alone():
     result = run(ADD, "def f(a, b): return len(bytearray(4 << 30))")
     assert result.status == "memory" and "MemoryError" in result.feedback
-    assert run(ADD, "import numpy\ndef f(a, b): return numpy.int64(a) + b").reward == 1
     threads = "import os\ndef f(): return os.environ['OPENBLAS_NUM_THREADS']"
     assert run(functional(([], "1")), threads).reward == 1
     done = in_python(  # the user may use less memory than the judge asks for
@@ -277,7 +267,7 @@ def test_d35_memory_is_limited_in_the_program_alone():
 
 
 def test_d36_odd_characters_are_judged_as_what_they_are():
-    p = problem([["", "e"]], kind="stdin")
+    p = stdin("", "e")
     for code, status in (
         (r"print('\ud800')", "error"),
         (r"import sys; sys.stdout.buffer.write(b'\xff\xfe')", "failed"),
@@ -289,7 +279,7 @@ def test_d36_odd_characters_are_judged_as_what_they_are():
         result = run(p, code)
         assert result.status == status, (code, result)
         result.feedback.encode("utf-8")
-    assert run(problem([["\u00e9\n", "\u00e9"]], kind="stdin"), "print(input())").reward == 1
+    assert run(stdin("\u00e9\n", "\u00e9"), "print(input())").reward == 1
 
 
 TOKENS = r"""<|im_end|> <|endoftext|> <start_of_turn> </think> [/INST] [INST] <tool_call> <s> </s>
@@ -359,51 +349,40 @@ def test_close_ends_what_goes_on_in_other_threads_and_the_next_call_works():
     assert run(ADD, RIGHT).reward == 1
 
 
-class Interrupted:
-    """A lock. Just before it is taken for the n-th time, another thread calls close()."""
-
-    def __init__(self, n):
-        self.lock, self.left = threading.RLock(), n
-
-    def __enter__(self):
-        self.left -= 1
-        if self.left == 0:
-            with concurrent.futures.ThreadPoolExecutor(1) as other:
-                other.submit(executor.close).result()
-        self.lock.acquire()
-
-    def __exit__(self, *error):
-        self.lock.release()
-
-
 @pytest.mark.parametrize("n, answers", [(1, False), (2, False), (3, True)])
 def test_no_worker_outlives_close(monkeypatch, n, answers):
     """It comes before a worker starts, while it starts, or as it has answered and becomes idle."""
+
+    def enter():
+        if lock.__enter__.call_count == n:  # just before the lock is taken for the n-th time
+            executor.close()
+
     executor.close()
-    lock = Interrupted(n)
+    lock = MagicMock()
+    lock.__enter__.side_effect = enter
     monkeypatch.setattr(executor, "_lock", lock)
     ended = pytest.raises(concurrent.futures.CancelledError)
     with contextlib.nullcontext() if answers else ended:
         assert run(ADD, RIGHT).reward == 1
-    assert lock.left < 0 and not executor._idle and not executor._alive
-    assert not descendants(os.getpid())
+    assert lock.__enter__.call_count > n
+    assert not executor._idle and not executor._alive and not descendants(os.getpid())
 
 
-IDLE, AT_WORK = "def f(x): return x", "while True: pass"
-
-
-@pytest.mark.parametrize("program, all_at_once", [(IDLE, False), (AT_WORK, False), (AT_WORK, True)])
-def test_a_trainer_that_is_killed_leaves_no_trace(tmp_path, program, all_at_once):
+@pytest.mark.parametrize(
+    "body, all_at_once", [("return x", False), ("while True: x", False), ("while True: x", True)]
+)
+def test_a_trainer_that_is_killed_leaves_no_trace(tmp_path, body, all_at_once):
     """Its judge idle or at work; what a kill of all at once leaves is removed by the next run."""
     code = (
-        "import executor, types, sys, time\n"
+        "import executor, types, time\n"
         "p = types.SimpleNamespace(kind='functional', tests=[[[1], 1]], entry_point='f')\n"
-        "executor.run(p, 'def f(x): return x')\nprint('ready', flush=True)\n"
-        "executor.run(p, sys.argv[1], timeout=60)\ntime.sleep(60)"
+        "executor.run(p, 'def f(x): return 1')\nprint('ready', flush=True)\n"
+        f"executor.run(p, 'def f(x): {body}', timeout=60)\ntime.sleep(60)"
     )
     environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", code, program]
-    trainer = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE)
+    trainer = subprocess.Popen(
+        [sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE
+    )
     assert trainer.stdout.readline() == b"ready\n"
     below = descendants(trainer.pid)
     assert len(below) > 1
@@ -442,29 +421,23 @@ def test_many_programs_leave_no_trace():
 
 def test_the_executor_and_its_seven_files_work_alone_in_an_empty_folder(tmp_path):
     (tmp_path / "support").mkdir()
-    names = ["confine", "judge", "link", "plan", "sandbox", "syscalls", "wire"]
-    for name in ["executor.py", *(f"support/{name}.py" for name in names)]:
+    for name in EXECUTOR:
         shutil.copy(ROOT / name, tmp_path / name)
     command = [sys.executable, "executor.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0 and not done.stderr, done.stderr
     rewards = ["1.00, passed", "0.67, failed", "0.00, timeout", "0.00, error", "0.00, failed"]
     assert re.findall(r": reward (.*)", done.stdout) == rewards
-    files = [path.name for path in tmp_path.rglob("*.*") if path.suffix != ".pyc"]
-    assert sorted(files) == sorted(["executor.py", *(f"{name}.py" for name in names)])
+    files = [path for path in tmp_path.rglob("*.*") if path.suffix != ".pyc"]
+    assert (
+        sorted(str(path.relative_to(tmp_path)) for path in files) == sorted(EXECUTOR)
+        and len(files) == 8
+    )
 
 
-def test_a_folder_that_another_process_sweeps_away_is_made_again(monkeypatch):
-    made, mkdtemp = [], tempfile.mkdtemp
-
-    def make(**options):
-        made.append(mkdtemp(**options))
-        if len(made) == 1:
-            os.rmdir(made[0])  # before it is locked
-        return made[-1]
-
-    monkeypatch.setattr(tempfile, "mkdtemp", make)
+def test_a_folder_that_another_process_removes_is_made_again(monkeypatch, tmp_path):
+    made = iter([str(tmp_path / "gone"), str(tmp_path)])
+    monkeypatch.setattr(tempfile, "mkdtemp", lambda **_: next(made))
     folder, lock = executor.own_folder()
     os.close(lock)
-    os.rmdir(folder)
-    assert folder == made[1]
+    assert folder == str(tmp_path)
