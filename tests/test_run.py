@@ -1,11 +1,9 @@
 """A run that survives: files, folders, checkpoints, resume, signals, a full disk."""
 
-import json
 import os
 import signal
 import subprocess
 import sys
-from contextlib import nullcontext
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -204,20 +202,6 @@ def test_a_run_goes_on_only_as_it_was_begun_or_longer(small, monkeypatch, capsys
     murphy.train(small(steps=2, eval_every=0, resume=True, **memory))
     assert "--steps was 1: the learning rate now falls until step 2" in capsys.readouterr().out
     assert [line["step"] for line in lines_of(folder / "metrics.jsonl")] == [0, 1]
-
-
-@pytest.mark.parametrize("strange", [{}, {"model": 5}, {"steps": "many"}, {"benchmark": "mbpp"}])
-def test_resume_reads_the_settings_of_the_folder(small, tmp_path, monkeypatch, strange):
-    begun = state.asdict(small()) | strange
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "settings.json").write_text(json.dumps(begun))
-    seen = []
-    monkeypatch.setattr(murphy, "train", seen.append)
-    refused = pytest.raises(SystemExit, match="settings.json in --output is not of murphy.py")
-    with refused if strange else nullcontext():
-        murphy.main(["--output", begun["output"], "--resume", "--eval-every", "3"])
-    expected = [] if strange else [Config(**{**begun, "resume": True, "eval_every": 3})]
-    assert seen == expected
 
 
 def test_a_log_is_cut_at_the_checkpoint_and_half_a_line_is_no_line(tmp_path):

@@ -70,6 +70,9 @@ def test_a_resumed_run_takes_its_settings_and_what_is_given_now(tmp_path):
         file.write_text(json.dumps(foreign))
         with pytest.raises(ValueError, match="settings.json in --output is not of this program"):
             parse(Config, given, "")
+    file.write_text(json.dumps({"steps": "many"}))
+    with pytest.raises(SystemExit):
+        parse(Config, given, "")
 
 
 @pytest.mark.parametrize(
