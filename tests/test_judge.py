@@ -8,6 +8,7 @@ Python on tests made by hypothesis.
 import json
 import re
 from pathlib import Path
+from textwrap import indent
 from types import SimpleNamespace
 
 import hypothesis.strategies as st
@@ -23,31 +24,30 @@ LEFT_OUT = [line.partition(":")[0] for line in (CASES / "left_out.txt").read_tex
 RANDOM = settings(max_examples=8, phases=[Phase.generate])
 
 
-def problem(tests, kind="assert", entry="", public=(), **more):
+def problem(tests, kind="assert", entry="f", public=(), **more):
     return SimpleNamespace(kind=kind, tests=tests, public_tests=public, entry_point=entry, **more)
 
 
-def functional(*pairs, entry="f", **more):
-    return problem([list(pair) for pair in pairs], kind="functional", entry=entry, **more)
+def functional(*pairs, **more):
+    return problem([list(pair) for pair in pairs], kind="functional", **more)
 
 
 @pytest.mark.parametrize("name", ["arguments", "types", "styles", "objects", "test_files"])
 def test_verdicts_are_those_of_pytest(name):
-    jobs = []
     for line in (CASES / f"{name}.jsonl").read_text(encoding="utf-8").splitlines():
         case = json.loads(line)
-        p = problem([case["test"]], reference=case["solution"], name=case["name"])
-        jobs += [(p, program, True) for program in [case["solution"], *case["right"]]]
-        jobs += [(p, program, False) for program in case["wrong"]]
-    results = run_many([(p, program) for p, program, _ in jobs])
-    left_out, faults = {}, []
-    for (p, program, right), result in zip(jobs, results, strict=True):
-        if result.status == "unscorable":
-            left_out[p.name] = result.feedback
-        elif p.name not in left_out and (result.status == "passed") != right:
-            faults.append(f"{p.name} (passes in pytest: {right})\n{program}\n{result.feedback}\n")
-    assert set(left_out) <= set(LEFT_OUT), left_out
-    assert not faults, "\n".join(faults)
+        p = problem([case["test"]], entry="", reference=case["solution"])
+        right, wrong = [case["solution"], *case["right"]], case["wrong"]
+        results = run_many([(p, program) for program in right + wrong])
+        statuses = [result.status for result in results]
+        if "unscorable" in statuses:
+            assert case["name"] in LEFT_OUT, results
+        else:
+            passed = [status == "passed" for status in statuses]
+            assert passed == [True] * len(right) + [False] * len(wrong), (case, results)
+
+
+# ---------------------------------------------------------------------- against plain Python
 
 
 def plain(test: str, program: str) -> bool:
@@ -67,33 +67,33 @@ def plain(test: str, program: str) -> bool:
     return not ended
 
 
-def block(head, lines):
-    return [head, *("    " + line for line in lines)]
+SIMPLE = [
+    "assert f({n}) == {n}",
+    "assert f({n}) in (1, 3, 7)",
+    "r = f({n})",
+    "with pytest.raises(ValueError): f({n})",
+    "return",
+    "for n in range(3):\n    assert f(n) == n\n    if f(n) == 1: break",
+]
+LARGER = [
+    "if f({n}) > 1:\n{x}\nelse:\n{y}",
+    "for i in range({n}):\n{x}",
+    "try:\n{x}\nexcept ValueError:\n{y}",
+    "try:\n{x}\nexcept Exception:\n{y}",
+    "try:\n{x}\nfinally:\n{y}",
+]
 
 
-number = st.integers(0, 4)
-exceptions = st.sampled_from(["ValueError", "Exception"])
-simple = st.one_of(
-    number.map(lambda n: [f"assert f({n}) == {n}"]),
-    number.map(lambda n: [f"assert f({n}) in (1, 3, 7)"]),
-    number.map(lambda n: [f"r = f({n})"]),
-    number.map(lambda n: block("with pytest.raises(ValueError):", [f"f({n})"])),
-    st.just(["return"]),
-    st.just(block("for n in range(3):", ["assert f(n) == n", "if f(n) == 1: break"])),
-)
+def block(statements):
+    return indent("\n".join(statements), "    ")
 
 
 def larger(inner):
-    lines = st.lists(inner, min_size=1, max_size=3).map(lambda parts: sum(parts, []))
-    forms = [
-        (lambda n, x, y: block(f"if f({n}) > 1:", x) + block("else:", y), number, lines, lines),
-        (lambda n, x: block(f"for i in range({n}):", x), number, lines),
-        (lambda x, e, y: block("try:", x) + block(f"except {e}:", y), lines, exceptions, lines),
-        (lambda x, y: block("try:", x) + block("finally:", y), lines, lines),
-    ]
-    return st.one_of([st.builds(*form) for form in forms])
+    body = st.lists(inner, min_size=1, max_size=3).map(block)
+    return st.builds(str.format, st.sampled_from(LARGER), n=st.integers(0, 4), x=body, y=body)
 
 
+simple = st.builds(str.format, st.sampled_from(SIMPLE), n=st.integers(0, 4))
 flows = st.lists(st.recursive(simple, larger, max_leaves=5), min_size=1, max_size=4)
 values = st.sampled_from(["n", "n", "n", "n", "n", "7", "int('x')", "{}[n]", "os._exit(0)"])
 answers = st.lists(values, min_size=5, max_size=5)
@@ -105,14 +105,17 @@ def test_control_flow_is_pythons(pairs):
     """Loops, branches, try, return and raises around calls that are right, wrong, raise or end."""
     jobs = []
     for flow, values in pairs:
-        body = [*sum(flow, []), "assert f(0) == 0"]
-        test = "\n".join(["import pytest", *block("def test_it():", body)])
+        test = "import pytest\ndef test_it():\n" + block([*flow, "assert f(0) == 0"])
         branches = "".join(f"    if n == {n}: return {value}\n" for n, value in enumerate(values))
         jobs.append((test, f"import os\ndef f(n):\n{branches}"))
-    results = run_many([(problem([test], entry="f"), program) for test, program in jobs])
+    results = run_many([(problem([test]), program) for test, program in jobs])
     for (test, program), result in zip(jobs, results, strict=True):
         case = f"{test}\n\n{program}\n{result}"
         assert (result.status == "passed") == plain(test, program), case
+
+
+def one_of(text):
+    return st.sampled_from(re.split(r"\s*\|\s*", text))
 
 
 STARTS = """a, b = [3, 1, 2], [4] | a = b = [2, 1] | a = [[1], [2]]; b = a[0] |
@@ -122,19 +125,10 @@ STEPS = """x.append(5) | x.pop() | x.clear() | x.reverse() | y.append(6) | y.pop
     x.sort(key=repr) | x.extend([7, 8]) | x[:1] = [] | x[0] = [9] | x = list(x) | y = x |
     x[0].append(1) | x[:] = x * 2"""
 VALUES = "None | x | y | list(x) | [x, y] | (y, x) | x[0] | len(x) | [y, [y]] | x[:1]"
-LOOKS = """r is a | r is b | r == a | a == b | a is b | a[0] is b | r[0] is a | r[1] is a |
-    r[0] is b | r is a[0] | len(r) == 2"""
-
-
-def parts(text):
-    return [part.strip() for part in text.split("|")]
-
-
+LOOKS = ["r is a", "r is b", "r == a", "a == b", "a is b", "a[0] is b", "r[0] is a", "r[1] is a"]
+LOOKS += ["r[0] is b", "r is a[0]", "len(r) == 2"]
 shapes = st.tuples(
-    st.sampled_from(parts(STARTS)),
-    st.sampled_from(parts(CALLS)),
-    st.lists(st.sampled_from(parts(STEPS)), max_size=4),
-    st.sampled_from(parts(VALUES)),
+    one_of(STARTS), one_of(CALLS), st.lists(one_of(STEPS), max_size=4), one_of(VALUES)
 )
 
 
@@ -151,10 +145,10 @@ def test_arguments_and_identity_are_pythons(shapes):
         change = "if type(r) is list: r.append(0)"
         space: dict = {}
         exec(f"{program}\n{start}\n{call}\n{change}", space)
-        test = [start, call, change, *(f"assert {look}" for look in parts(LOOKS))]
+        test = [start, call, change, *(f"assert {look}" for look in LOOKS)]
         test += [f"assert repr({name}) == {repr(space[name])!r}" for name in "abr"]
-        wanted.append([holds(look, space) for look in parts(LOOKS)] + [True] * 3)
-        jobs.append((problem(["\n".join(test)], entry="f"), program))
+        wanted.append([holds(look, space) for look in LOOKS] + [True] * 3)
+        jobs.append((problem(["\n".join(test)]), program))
     for (p, program), right, result in zip(jobs, wanted, run_many(jobs), strict=True):
         assert result.tests == right, f"{p.tests[0]}\n\n{program}\n{right}\n{result}"
 
@@ -169,35 +163,46 @@ def holds(look, space):
 # ---------------------------------------------------------------------- what a test is
 
 
+def outcomes(p, program):
+    """+ for each test that the program passes, - for each that it fails."""
+    return "".join("+" if passed else "-" for passed in run(p, program).tests)
+
+
 def test_each_assert_is_a_test_and_a_failed_one_ends_nothing():
-    text = (
-        "x = f(1)\nassert x == 1\nassert f(2) == 2\nfor n in range(3): assert f(n) == n\n"
-        "assert f(3) == 3"
-    )
-    p = problem([text, "assert f(4) == 4"], entry="f")
-    assert run(p, "def f(n): return n").tests == [True] * 5
-    result = run(p, "def f(n): return n if n != 2 else 9")
-    assert (result.tests, result.passed, result.total) == ([True, False, False, True, True], 3, 5)
-    assert (result.reward, result.status) == (0.6, "failed")
-    ends = run(p, "import os\ndef f(n): return n if n != 2 else os._exit(0)")
-    assert (ends.tests, ends.status) == ([True, False, False, False, False], "error")
-    assert run(p, "x = 1").tests == [False] * 5
+    text = "x = f(1)\nassert x == 1\nassert f(2) == 2\nfor n in range(3): assert f(n) == n\n"
+    p = problem([text + "assert f(3) == 3", "assert f(4) == 4"])
+    assert outcomes(p, "def f(n): return n") == "+++++"
+    assert outcomes(p, "def f(n): return n if n != 2 else 9") == "+--++"
+    result = run(p, "import os\ndef f(n): return n if n != 2 else os._exit(0)")
+    assert result.tests == [True, False, False, False, False]
+    assert (result.passed, result.total, result.reward, result.status) == (1, 5, 0.2, "error")
+    assert outcomes(p, "x = 1") == "-----"
 
 
-def test_every_text_that_can_fail_is_counted():
+def test_every_text_that_can_fail_is_counted_and_what_breaks_off_fails_the_rest():
     texts = ["assert f(0)", "if f(2) != 2: raise ValueError", "x = f(2)[0]"]
     texts += ["assert (m := f(2) == 2)", "assert f(7) == 0"]
-    p = problem(texts, entry="f")
-    assert run(p, "def f(x): return 0").tests == [False] * 4 + [True]
+    assert outcomes(problem(texts), "def f(x): return 0") == "----+"
+    first = "def test_a():\n    assert f(1) == 1\n    r = f(2)\n    assert r == 2\n"
+    p = problem([first + "def test_b():\n    assert f(3) == 3"])
+    assert outcomes(p, "def f(n): return n if n != 2 else 1 / 0") == "+-+"
 
 
 def test_a_side_waits_for_the_call_where_it_must():
     """It needs what the call does; or it is counted in Python's order."""
-    p = problem(["d = {}\nassert f(d) == int(d['k'])"], entry="f")
-    assert run(p, "def f(d):\n    d['k'] = 5\n    return 5").reward == 1
+    p = problem(["d = {}\nassert f(d) == int(d['k'])"])
+    assert outcomes(p, "def f(d):\n    d['k'] = 5\n    return 5") == "+"
     counter = "n = [0]\ndef count(x):\n    n[0] += 1\n    return n[0]\n"
-    p = problem([counter + "assert max(f(1), count('a'), 10 * count('b')) == 20"])
-    assert run(p, "def f(x): return x").reward == 1
+    p = problem([counter + "assert max(f(1), count('a'), 10 * count('b')) == 20"], entry="")
+    assert outcomes(p, "def f(x): return x") == "+"
+
+
+def test_a_method_may_have_arguments_of_any_name_and_an_eq_any_signature():
+    program = "class A:\n    def m(self, name, owner): return name + owner\ndef f(n): return A()"
+    test = "assert f(1).m(name='a', owner='b') == 'ab'"
+    assert outcomes(problem([test], reference=program), program) == "+"
+    program = "class A:\n    def __eq__(*sides): return sides[0] is sides[1]\ndef f(n): return n"
+    assert outcomes(problem(["assert f(1) == 1"], reference=program), program) == "+"
 
 
 def test_an_iterator_of_the_tests_may_ask_the_program_for_its_items():
@@ -209,34 +214,26 @@ def test_an_iterator_of_the_tests_may_ask_the_program_for_its_items():
     assert "g(None) raised TypeError: unsupported operand" in result.feedback
 
 
-def test_what_the_program_does_not_define_is_of_no_use_to_a_test():
+def test_a_missing_name_is_of_no_use_to_a_test_and_breaks_no_later_call():
     tests = ["assert g", "assert g != 3", "assert f(1) == 1"]
-    reference = "def f(x): return x\ndef g(): pass"
-    assert run(problem(tests, reference=reference), reference[:18]).tests == [False, False, True]
+    p = problem(tests, reference="def f(x): return x\ndef g(): pass")
+    assert outcomes(p, p.reference) == "+++"
+    assert outcomes(p, "def f(x): return x") == "--+"
+    sort = "def apply(h, xs): return h(xs)\ndef ordered(xs):\n    xs.sort()\n    return xs\n"
+    tests = ["assert apply(g, [1, 2]) == 3", "xs = [2, 1]\nassert ordered(xs) == [1, 2]"]
+    p = problem(tests, reference=sort + "def g(xs): return sum(xs)")
+    assert outcomes(p, p.reference) == "++"
+    result = run(p, sort)
+    assert result.tests == [False, True] and "name 'g' is not defined" in result.feedback
 
 
 def test_an_annotated_constant_is_the_programs_and_object_brings_no_operators():
     program = "MOST: int = 3\nclass Solution(object):\n    def f(self): return {}"
     tests = ["assert MOST == 3", "assert abs(Solution().f() - 1.5) < 1e-6"]
     p = problem(tests, entry="Solution.f", reference=program.format(1.5))
-    assert run(p, p.reference).reward == 1
+    assert outcomes(p, p.reference) == "++"
     cheat = "type('T', (), {'__sub__': lambda a, b: 0})()"
-    assert run(p, program.format(cheat)).tests == [True, False]
-
-
-def test_a_method_may_have_arguments_of_any_name():
-    program = "class A:\n    def m(self, name, owner): return name + owner\ndef f(n): return A()"
-    test = "assert f(1).m(name='a', owner='b') == 'ab'"
-    assert run(problem([test], reference=program), program).reward == 1
-
-
-def test_what_breaks_off_fails_what_it_did_not_reach():
-    text = (
-        "def test_a():\n    assert f(1) == 1\n    r = f(2)\n    assert r == 2\n"
-        "def test_b():\n    assert f(3) == 3"
-    )
-    p = problem([text], entry="f")
-    assert run(p, "def f(n): return n if n != 2 else 1 / 0").tests == [True, False, True]
+    assert outcomes(p, program.format(cheat)) == "+-"
 
 
 def test_no_test_passes_in_which_the_program_breaks_off_or_ends():
@@ -253,7 +250,7 @@ def test_no_test_passes_in_which_the_program_breaks_off_or_ends():
     for end in ("os.abort()", "os._exit(0)", "exec('while True: pass')"):
         pairs += [(text, end) for text in texts]
     program = "import os\ndef f(n): return {} if n > 1 else n"
-    jobs = [(problem([text], entry="f"), program.format(end)) for text, end in pairs]
+    jobs = [(problem([text]), program.format(end)) for text, end in pairs]
     for pair, result in zip(pairs, run_many(jobs, timeout=0.3), strict=True):
         assert not any(result.tests), pair
         assert result.status in ("error", "timeout"), (pair, result)
@@ -262,19 +259,18 @@ def test_no_test_passes_in_which_the_program_breaks_off_or_ends():
 def test_emptying_an_argument_buys_nothing():
     """In an assert, the side that does not use the program is evaluated first."""
     lines = (CASES / "emptied.txt").read_text().splitlines()
-    problems = [problem([line.replace("\\n", "\n")], entry="f") for line in lines]
     program = "def f(xs):\n    empty = type(xs)()\n    xs.clear()\n    return empty"
-    results = run_many([(p, program) for p in problems])
+    results = run_many([(problem([line.replace("\\n", "\n")]), program) for line in lines])
     assert [(result.status, result.reward) for result in results] == [("failed", 0)] * 29
 
 
 def test_nothing_of_the_judge_is_changed_for_the_next_program():
-    words = problem(["import keyword\nassert f(keyword.kwlist)[0] == 'False'"], entry="f")
+    words = problem(["import keyword\nassert f(keyword.kwlist)[0] == 'False'"])
     cases = functional(([[3, 1, 2]], [1, 2, 3]), ([{"a": [1]}], ["a"]))
-    default = problem(["def given(xs=[2, 1]): return xs\nassert f(given()) == [1, 2]"], entry="f")
-    takes = "def f(xs):\n    xs.clear()\n    return ['False']"
+    default = problem(["def given(xs=[2, 1]): return xs\nassert f(given()) == [1, 2]"])
     kinds = "import http.server\nkinds = http.server.SimpleHTTPRequestHandler.extensions_map\n"
-    deeper = problem([kinds + "assert len(f(kinds)) > 3"], entry="f")  # held by a class
+    deeper = problem([kinds + "assert len(f(kinds)) > 3"])  # held by a class
+    takes = "def f(xs):\n    xs.clear()\n    return ['False']"
     for p in (words, cases, default, deeper):
         results = run_many([(p, takes), (p, "def f(xs): return sorted(xs)")], workers=1)
         assert results[1].status == "passed", results[1]
@@ -283,53 +279,62 @@ def test_nothing_of_the_judge_is_changed_for_the_next_program():
 def test_a_helper_of_the_tests_is_never_the_programs():
     texts = ["assert len(f([1, 2])) == 2", "assert double(f([1])[0]) == 2", "assert pi > f([3])[0]"]
     reference = "from math import pi\ndef f(xs): return list(xs)"
-    p = problem(texts, entry="f", context="def double(n): return n * 2\n", reference=reference)
-    assert run(p, reference).reward == 1
+    p = problem(texts, context="def double(n): return n * 2\n", reference=reference)
+    assert outcomes(p, reference) == "+++"
     lies = "def len(x): return 2\ndef double(x): return 2\npi = 99\ndef f(xs): return []"
-    assert run(p, lies).reward == 0
+    assert outcomes(p, lies) == "---"
     own = problem(["assert sum(10, 15) == 6"], entry="sum", reference="def sum(a, b): return 6")
-    assert run(own, own.reference).reward == 1 and run(own, "x = 1").reward == 0
+    assert outcomes(own, own.reference) == "+" and outcomes(own, "x = 1") == "-"
 
 
 def test_a_helper_of_the_prompt_that_the_program_defines_anew_is_the_programs():
     """As in Python, and as HumanEval's own grader judges HumanEval/50."""
-    helper = "def code(n): return n + 5\n"
     text = "def check(candidate):\n    assert candidate(code(1)) == 1\n"
-    reference = helper + "def decode(n): return n - 5"
-    p = problem([text], entry="decode", context=helper, reference=reference)
-    assert run(p, reference).reward == 1
-    assert run(p, "def decode(n): return n - 5").reward == 1
-    both_wrong = "def code(n): return n + 6\ndef decode(n): return n - 6"
-    assert run(p, both_wrong).reward == 1
-    assert run(p, "def code(n): return n + 6\ndef decode(n): return n - 5").reward == 0
-    without_reference = problem([text], entry="decode", context=helper)
-    assert run(without_reference, both_wrong).reward == 0  # nothing says that it is the program's
+    code, decode = "def code(n): return n + {}\n", "def decode(n): return n - {}"
+    p = problem([text], entry="decode", context=code.format(5))
+    both_wrong = code.format(6) + decode.format(6)
+    assert outcomes(p, both_wrong) == "-"  # nothing says that it is the program's
+    p.reference = code.format(5) + decode.format(5)
+    for program in (p.reference, decode.format(5), both_wrong):
+        assert outcomes(p, program) == "+", program
+    assert outcomes(p, code.format(6) + decode.format(5)) == "-"
 
 
 def test_no_object_of_a_program_is_equal_to_the_answer():
-    """More forms than the red team has."""
+    """More forms than the red team has. What was handed out before opens no object, either:
+    neither a method of an object, nor the module, which tests may import."""
     anything = (
         "class A:\n    __eq__ = __lt__ = __gt__ = __contains__ = __bool__ = lambda *a: True\n"
         "    __hash__ = lambda self: 1\n    __len__ = lambda self: 2\ndef f(*a): return A()"
     )
     texts = ["1 == f(1)", "f(1) > 0", "not f(1) != 1", "3 in f(1)", "f(1) in [1]"]
     texts += ["{f(1): 1} == {1: 1}", "len(f(1)) == 2"]
-    p = problem([f"assert {text}" for text in texts], entry="f", reference="def f(x): return x")
-    assert run(p, anything).tests == [False] * 7
-
-
-def test_what_was_handed_out_opens_no_object():
-    """Neither a method of an object, nor the module, which tests may import."""
+    p = problem([f"assert {text}" for text in texts], reference="def f(x): return x")
+    assert outcomes(p, anything) == "-------"
     text = "import solution\nf('a')\nassert f('x').isupper()"
-    method = (
-        "class A:\n    def isupper(self): return True\n"
-        "def f(x): return A().isupper if x == 'a' else A()"
-    )
+    p = problem([text], reference="def f(x): return x.upper()")
+    assert outcomes(p, p.reference) == "+"
+    method = "class A:\n    def isupper(self): return True\ndef f(x): return {}"
+    assert outcomes(p, method.format("A().isupper if x == 'a' else A()")) == "-"
     module = "import sys\ndef isupper(): return True\ndef f(x): return sys.modules[__name__]"
-    p = problem([text], entry="f", reference="def f(x): return x.upper()")
-    assert run(p, p.reference).reward == 1
-    for program in (method, module):
-        assert run(p, program).reward == 0
+    assert outcomes(p, module) == "-"
+
+
+def test_no_program_ends_an_iteration_of_the_tests():
+    called = problem(["assert all(map(f, [2, 4]))"])
+    made = problem(["assert all(map(f(2), [2, 4]))"], reference="def f(x): ...")
+    ends = "class A:\n    def __next__(self, *x): raise StopIteration\ndef f(x): return "
+    forges = (
+        "import json, os, time\ndef say(value, raised):\n"
+        "    os.write(3, json.dumps([[], [], raised, value]).encode() + b'\\n')\n"
+        "    time.sleep(0.2)\ndef f(x): "
+    )
+    method = "say(['method', '__next__', 0, 'x'], False)"
+    its_end = "say(['error', [['builtins', 'StopIteration']], '', ['tuple'], 0], True)"
+    assert outcomes(called, ends + "A().__next__(x)") == "-"
+    assert outcomes(called, forges + "say(['shared', 'StopIteration'], True)") == "-"  # a class
+    assert outcomes(made, ends + "A().__next__") == "-"
+    assert outcomes(made, forges + f"{method}, {its_end}") == "-"
 
 
 def test_d45_check_is_called():
@@ -340,8 +345,8 @@ def test_d45_check_is_called():
     )
     context = "from typing import List\ndef mirror(n): return n\n"
     p = problem([text], entry="total", context=context)
-    right = run(p, "def total(xs: List[float]) -> float: return mirror(sum(xs))")
-    assert (right.reward, right.total) == (1, 2)
+    right = "def total(xs: List[float]) -> float: return mirror(sum(xs))"
+    assert outcomes(p, right) == "++"
     wrong = run(p, "def total(xs): return 0.0")
     assert wrong.tests == [False, False]
     assert wrong.feedback.startswith("Test 1 failed: total([1.0, 2.0]) returned 0.0, expected 3.0")
@@ -350,28 +355,32 @@ def test_d45_check_is_called():
 # ---------------------------------------------------------------------- what cannot be scored
 
 
+UNSCORABLE = [json.loads(line) for line in (CASES / "unscorable.jsonl").open()]
+UNSCORABLE += [
+    {"tests": [[[object()], 1]], "kind": "functional", "entry": "f", "why": "plain data"},
+    # pytest runs the first of these and refuses the second.
+    {"tests": ["if True:\n    def test_a():\n        assert f(1) == 1"], "why": "below an if"},
+    {"tests": ["def test_a():\n    yield\n    assert f(1) == 1"], "why": "yields"},
+    {"tests": ["assert " + "-" * 100_000 + "1"], "why": "too deep"},
+]
+
+
 def test_d27_unscorable_is_found_with_an_empty_program():
     """It is the problem's fault alone, and the reason says which."""
-    rows = [json.loads(line) for line in (CASES / "unscorable.jsonl").open()]
-    below_an_if = "if True:\n    def test_a():\n        assert f(1) == 1"
-    generator = "def test_a():\n    yield\n    assert f(1) == 1"
-    rows += [
-        {"tests": [[[object()], 1]], "kind": "functional", "why": "plain data"},
-        {"tests": [below_an_if], "entry": "f", "why": "below an if"},  # pytest runs it
-        {"tests": [generator], "entry": "f", "why": "yields"},  # pytest refuses it
-        {"tests": ["assert " + "-" * 100_000 + "1"], "entry": "f", "why": "too deep"},
-    ]
-    for row in rows:
-        why, p = row.pop("why"), problem(**row)
+    for row in UNSCORABLE:
+        p = problem(**{"entry": "", **row})
         for result in run_many([(p, "pass"), (p, "def f(*a): return 1")]):
             assert (result.status, result.reward, result.tests) == ("unscorable", 0.0, []), row
             assert not result.public_passed
-            assert re.match(f"This problem cannot be scored: .*{why}", result.feedback), result
+            assert re.match(f"This problem cannot be scored: .*{p.why}", result.feedback), result
 
 
-def test_an_eq_of_any_signature_is_read():
-    reference = "class A:\n    def __eq__(*sides): return sides[0] is sides[1]\ndef f(n): return n"
-    assert run(problem(["assert f(1) == 1"], reference=reference), reference).reward == 1
+def test_a_reference_that_meets_a_limit_of_the_judge_makes_its_problem_unscorable():
+    right = "class V:\n    def __eq__(self, o): return tuple(o) == (1,)\n"
+    p = problem(["assert V() == (1,)"], reference=right)
+    assert run(p, right).feedback.endswith("compares an object of the program with plain data")
+    assert run(p, right + "#").status == "failed"  # at run time nothing is unscorable
+    assert run(problem(["assert f() == 1"], reference="def f(): 1"), "def f(): 1").reward == 0
 
 
 HARD = """return {}
@@ -397,17 +406,18 @@ def test_no_program_makes_its_problem_unscorable():
 
 # ---------------------------------------------------------------------- public and hidden tests
 
+HIDDEN_AND_PUBLIC = {
+    "assert": ["assert f(777) == 777", "assert f(1) == 1"],
+    "functional": [[[777], 777], [[1], 1]],
+    "stdin": [["777\n", "777"], ["1\n", "1"]],
+}
+
 
 @pytest.mark.parametrize("order", [1, -1])
-@pytest.mark.parametrize("kind", ["assert", "functional", "stdin"])
+@pytest.mark.parametrize("kind", HIDDEN_AND_PUBLIC)
 def test_public_tests_run_first_and_nothing_hidden_is_told(kind, order):
-    rows = {
-        "assert": ["assert f(777) == 777", "assert f(1) == 1"],
-        "functional": [[[777], 777], [[1], 1]],
-        "stdin": [["777\n", "777"], ["1\n", "1"]],
-    }
-    hidden, public = rows[kind]
-    p = problem([hidden, public][::order], kind=kind, entry="f", public=[public])
+    tests = HIDDEN_AND_PUBLIC[kind]
+    p = problem(tests[::order], kind=kind, public=tests[1:])
     hide = "import os, sys\nseen = []\ndef f(n):\n    seen.append(n)\n    return {}\n"
     main = "print(f(int(input())))" if kind == "stdin" else ""
     ends = ["os._exit(n == 777) or 0", "1 / (n - 777) and 0", "exec('while n == 777: pass') or 0"]
@@ -423,14 +433,14 @@ def test_public_tests_run_first_and_nothing_hidden_is_told(kind, order):
 def test_a_public_text_may_use_what_a_hidden_one_defines():
     hidden = "import math\ntwo = math.floor(2.5)\ndef same(a, b): assert a == b\nsame(f(777), 777)"
     public = "same(f(two), 2)"
-    p = problem([hidden, public], entry="f", public=[public])
-    assert run(p, "def f(n): return n").tests == [True, True]
+    p = problem([hidden, public], public=[public])
+    assert outcomes(p, "def f(n): return n") == "++"
     result = run(p, "seen = []\ndef f(n):\n    seen.append(n)\n    return seen")
     assert result.feedback == "Test 1 failed: f(2) returned [2], expected 2"
 
 
 def test_a_public_test_that_is_no_test_of_the_problem_is_not_graded():
-    p = problem(["assert f(2) == 777"], entry="f", public=["assert f(1) == 1"])
+    p = problem(["assert f(2) == 777"], public=["assert f(1) == 1"])
     result = run(p, "def f(n): return 777")
     assert (result.reward, result.total, result.public_passed) == (1, 1, False)
 
@@ -438,14 +448,12 @@ def test_a_public_test_that_is_no_test_of_the_problem_is_not_graded():
 # ---------------------------------------------------------------------- stdin and functional
 
 
-STDIN = json.loads((CASES / "stdin.json").read_text())  # printed, expected, whether it is right
-
-
 def test_d32_stdin_output_is_compared_line_by_line_and_number_by_number():
-    jobs = [(problem([["", want]], kind="stdin"), f"print({out!r})") for out, want, _ in STDIN]
+    rows = json.loads((CASES / "stdin.json").read_text())  # printed, expected, whether it is right
+    jobs = [(problem([["", want]], kind="stdin"), f"print({out!r})") for out, want, _ in rows]
     results = run_many(jobs)
-    judged = [[*row[:2], result.reward == 1] for row, result in zip(STDIN, results, strict=True)]
-    assert judged == STDIN
+    judged = [[*row[:2], result.reward == 1] for row, result in zip(rows, results, strict=True)]
+    assert judged == rows
     assert results[1].feedback == (
         "Test 1 failed: with the input '' the program printed '0.334\\n', expected '0.333333333333'"
     )
@@ -461,25 +469,23 @@ def test_each_stdin_case_has_the_time_limit_to_itself():
     assert (dies.status, dies.tests) == ("error", [True, False, True, True])
 
 
-def test_functional_values_are_compared_as_json_values():
+def test_a_functional_entry_is_a_function_or_a_method_of_a_new_object():
     method = "class Solution:\n    def f(self, a=2, b=3): return a + b"
     function = "def f(a, b): return a + b"
     for entry, program in [("f", method), ("Solution.f", method), ("f", function)]:
-        assert run(functional(([2, 3], 5), ([1, 0], 1), entry=entry), program).reward == 1
-    for value, expected, right in [
-        ("(1, (2.0000000001,))", [1, [2.0]], True),  # a tuple is as good as a list
-        ("{'a': 1}", {"a": 1}, True),
-        ("None", None, True),
-        ("2.001", 2.0, False),
-        ("1.333335333334e18", 1333335333334000000, False),  # integers are exact
-        ("'1'", 1, False),
-    ]:
-        result = run(functional(([], expected)), f"def f(): return {value}")
-        assert (result.reward == 1) == right, (value, result)
-    counter = (
-        "class Solution:\n    n = 0\n    def f(self):\n        self.n += 1\n        return self.n"
+        assert outcomes(functional(([2, 3], 5), ([1, 0], 1), entry=entry), program) == "++"
+    counter = "    n = 0\n    def f(self):\n        self.n += 1\n        return self.n"
+    assert outcomes(functional(([], 1), ([], 1)), "class Solution:\n" + counter) == "++"
+
+
+def test_functional_values_are_compared_as_json_values():
+    """A tuple is as good as a list, floats are equal within 1e-6, and integers are exact."""
+    program = (
+        "def f(n): return [(1, (2.0000000001,)), {'a': 1}, None, 2.001, 1.333335333334e18, '1'][n]"
     )
-    assert run(functional(([], 1), ([], 1)), counter).reward == 1  # each case has a new object
+    expected = [[1, [2.0]], {"a": 1}, None, 2.0, 1333335333334000000, 1]
+    p = functional(*[([n], value) for n, value in enumerate(expected)])
+    assert outcomes(p, program) == "+++---"
 
 
 # ---------------------------------------------------------------------- feedback
@@ -523,7 +529,7 @@ def test_feedback_is_the_same_text_for_the_same_failure():
 
 def test_only_the_programs_own_time_counts():
     slow_test = "total = 0\nfor i in range(2_000_000): total += i\nassert f(total) == total"
-    result = run(problem([slow_test], entry="f"), "def f(x): return x", timeout=0.1)
+    result = run(problem([slow_test]), "def f(x): return x", timeout=0.1)
     assert result.status == "passed" and result.cpu_seconds < 0.1, result
     sleeps = "import time\ndef f():\n    time.sleep(0.5)\n    return 1"
     assert run(functional(([], 1)), sleeps, timeout=0.3).status == "passed"  # it uses no CPU
@@ -553,7 +559,7 @@ def test_many_calls_are_cheap():
         "xs = list(range(100_000))\nfor n in range(100): assert f(xs)[0] is xs",
         "held = []\nfor n in range(4000): held.append(f([n]))\nassert held[9] == [[9]]",
     ]
-    results = run_many([(problem([text], entry="f"), "def f(x): return [x]") for text in texts])
+    results = run_many([(problem([text]), "def f(x): return [x]") for text in texts])
     assert [result.status for result in results] == ["passed"] * 3, results
 
 
@@ -564,48 +570,8 @@ def test_a_value_of_absurd_cost_ends_its_program_and_not_the_judge():
         ("sorted(f(3)) == [0]", "range(10**8)", "MemoryError"),  # small on the wire, large here
         ("int(f(3)) == 1", "__import__('decimal').Decimal('1E+999999999')", ""),
     ):
-        p = problem([f"assert {test}"] * 10, entry="f", reference="def f(x): return x")
+        p = problem([f"assert {test}"] * 10, reference="def f(x): return x")
         result = run(p, f"def f(x): return {value}", timeout=0.3)
         assert (result.reward, result.total) == (0, 10)
         assert result.status in ("failed", "error", "timeout", "memory")
         assert said in result.feedback, result
-
-
-def test_no_program_ends_an_iteration_of_the_tests():
-    called = problem(["assert all(map(f, [2, 4]))"], entry="f")
-    made = problem(["assert all(map(f(2), [2, 4]))"], entry="f", reference="def f(x): ...")
-    ends = "class A:\n    def __next__(self, *x): raise StopIteration\n"
-    forges = (
-        "import json, os, time\ndef say(value, raised):\n"
-        "    os.write(3, json.dumps([[], [], raised, value]).encode() + b'\\n')\n"
-        "    time.sleep(0.2)\n"
-    )
-    method = "say(['method', '__next__', 0, 'x'], False)"
-    its_end = "say(['error', [['builtins', 'StopIteration']], '', ['tuple'], 0], True)"
-    for p, program in (
-        (called, ends + "def f(x): return A().__next__(x)"),
-        (called, forges + "def f(x): say(['shared', 'StopIteration'], True)"),  # a class
-        (made, ends + "def f(x): return A().__next__"),
-        (made, forges + f"def f(x): {method}, {its_end}"),
-    ):
-        result = run(p, program)
-        assert (result.reward, result.total) == (0, 1), (program, result)
-
-
-def test_a_reference_that_meets_a_limit_of_the_judge_makes_its_problem_unscorable():
-    right = "class V:\n    def __eq__(self, o): return tuple(o) == (1,)\n"
-    p = problem(["assert V() == (1,)"], reference=right)
-    assert run(p, right).feedback.endswith("compares an object of the program with plain data")
-    assert run(p, right + "#").status == "failed"  # at run time nothing is unscorable
-    assert run(problem(["assert f() == 1"], reference="def f(): 1"), "def f(): 1").reward == 0
-
-
-def test_a_missing_name_as_an_argument_breaks_no_later_call():
-    p = problem(
-        ["assert apply(g, [1, 2]) == 3", "xs = [2, 1]\nassert ordered(xs) == [1, 2]"],
-        reference="def apply(h, xs): return h(xs)\ndef g(xs): return sum(xs)\n"
-        "def ordered(xs):\n    xs.sort()\n    return xs",
-    )
-    assert run(p, p.reference).reward == 1
-    result = run(p, p.reference.replace("def g", "def other"))
-    assert result.tests == [False, True] and "name 'g' is not defined" in result.feedback
