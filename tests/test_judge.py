@@ -5,6 +5,7 @@ folder holds their verdicts against pytest. Here the judge is held against them,
 Python on tests made by hypothesis.
 """
 
+import contextlib
 import json
 import re
 from pathlib import Path
@@ -29,7 +30,7 @@ def problem(tests, kind="assert", entry="f", public=(), **more):
 
 
 def functional(*pairs, **more):
-    return problem([list(pair) for pair in pairs], kind="functional", **more)
+    return problem(list(pairs), kind="functional", **more)
 
 
 @pytest.mark.parametrize("name", ["arguments", "types", "styles", "objects", "test_files"])
@@ -82,6 +83,7 @@ LARGER = [
     "try:\n{x}\nexcept Exception:\n{y}",
     "try:\n{x}\nfinally:\n{y}",
 ]
+number = st.integers(0, 4)
 
 
 def block(statements):
@@ -90,10 +92,10 @@ def block(statements):
 
 def larger(inner):
     body = st.lists(inner, min_size=1, max_size=3).map(block)
-    return st.builds(str.format, st.sampled_from(LARGER), n=st.integers(0, 4), x=body, y=body)
+    return st.builds(str.format, st.sampled_from(LARGER), n=number, x=body, y=body)
 
 
-simple = st.builds(str.format, st.sampled_from(SIMPLE), n=st.integers(0, 4))
+simple = st.builds(str.format, st.sampled_from(SIMPLE), n=number)
 flows = st.lists(st.recursive(simple, larger, max_leaves=5), min_size=1, max_size=4)
 values = st.sampled_from(["n", "n", "n", "n", "n", "7", "int('x')", "{}[n]", "os._exit(0)"])
 answers = st.lists(values, min_size=5, max_size=5)
@@ -118,18 +120,17 @@ def one_of(text):
     return st.sampled_from(re.split(r"\s*\|\s*", text))
 
 
-STARTS = """a, b = [3, 1, 2], [4] | a = b = [2, 1] | a = [[1], [2]]; b = a[0] |
-    b = [0]; a = [b, b] | b = [5]; a = [b, (b, [6])] | a = []; b = [a, 1]"""
-CALLS = "r = f(a, b) | r = f(x=a, y=b) | r = f(y=a, x=b) | r = f(*[a, b]) | f(a, b); r = f(b, a)"
-STEPS = """x.append(5) | x.pop() | x.clear() | x.reverse() | y.append(6) | y.pop(0) |
+STARTS = one_of("""a, b = [3, 1, 2], [4] | a = b = [2, 1] | a = [[1], [2]]; b = a[0] |
+    b = [0]; a = [b, b] | b = [5]; a = [b, (b, [6])] | a = []; b = [a, 1]""")
+CALLS = one_of("""r = f(a, b) | r = f(x=a, y=b) | r = f(y=a, x=b) | r = f(*[a, b]) |
+    f(a, b); r = f(b, a)""")
+STEPS = one_of("""x.append(5) | x.pop() | x.clear() | x.reverse() | y.append(6) | y.pop(0) |
     x.sort(key=repr) | x.extend([7, 8]) | x[:1] = [] | x[0] = [9] | x = list(x) | y = x |
-    x[0].append(1) | x[:] = x * 2"""
-VALUES = "None | x | y | list(x) | [x, y] | (y, x) | x[0] | len(x) | [y, [y]] | x[:1]"
+    x[0].append(1) | x[:] = x * 2""")
+VALUES = one_of("None | x | y | list(x) | [x, y] | (y, x) | x[0] | len(x) | [y, [y]] | x[:1]")
 LOOKS = ["r is a", "r is b", "r == a", "a == b", "a is b", "a[0] is b", "r[0] is a", "r[1] is a"]
 LOOKS += ["r[0] is b", "r is a[0]", "len(r) == 2"]
-shapes = st.tuples(
-    one_of(STARTS), one_of(CALLS), st.lists(one_of(STEPS), max_size=4), one_of(VALUES)
-)
+shapes = st.tuples(STARTS, CALLS, st.lists(STEPS, max_size=4), VALUES)
 
 
 @RANDOM
@@ -147,17 +148,14 @@ def test_arguments_and_identity_are_pythons(shapes):
         exec(f"{program}\n{start}\n{call}\n{change}", space)
         test = [start, call, change, *(f"assert {look}" for look in LOOKS)]
         test += [f"assert repr({name}) == {repr(space[name])!r}" for name in "abr"]
-        wanted.append([holds(look, space) for look in LOOKS] + [True] * 3)
+        facts = dict.fromkeys(LOOKS, False)
+        for look in LOOKS:
+            with contextlib.suppress(Exception):  # r may be None
+                facts[look] = eval(look, space)
+        wanted.append([*facts.values(), True, True, True])
         jobs.append((problem(["\n".join(test)]), program))
     for (p, program), right, result in zip(jobs, wanted, run_many(jobs), strict=True):
         assert result.tests == right, f"{p.tests[0]}\n\n{program}\n{right}\n{result}"
-
-
-def holds(look, space):
-    try:
-        return eval(look, space)
-    except Exception:
-        return False
 
 
 # ---------------------------------------------------------------------- what a test is
@@ -239,14 +237,16 @@ def test_an_annotated_constant_is_the_programs_and_object_brings_no_operators():
 def test_no_test_passes_in_which_the_program_breaks_off_or_ends():
     """Its end is no exception that a test could expect."""
     rows = "import pytest\n@pytest.mark.parametrize('n', range(5))\ndef test_a(n):\n    "
-    texts = [rows + "r = f(n)\n    assert r == n", rows + "assert f(n) == n"]
-    texts += ["def test_a():\n    assert f(1) == 1\n    f(2)", "assert f(1) == 1\nf(2)"]
-    pairs = [(text, "1 / 0") for text in texts]
-    texts += [
+    texts = [
+        rows + "r = f(n)\n    assert r == n",
+        rows + "assert f(n) == n",
+        "def test_a():\n    assert f(1) == 1\n    f(2)",
+        "assert f(1) == 1\nf(2)",
         "try:\n    f(2)\nexcept BaseException:\n    pass\nassert True or f(2)",
         "import pytest\nwith pytest.raises(BaseException):\n    f(2)",
         "def test_a():\n    try: assert f(2) == 3\n    except BaseException: return",
     ]
+    pairs = [(text, "1 / 0") for text in texts[:4]]
     for end in ("os.abort()", "os._exit(0)", "exec('while True: pass')"):
         pairs += [(text, end) for text in texts]
     program = "import os\ndef f(n): return {} if n > 1 else n"
@@ -355,20 +355,18 @@ def test_d45_check_is_called():
 # ---------------------------------------------------------------------- what cannot be scored
 
 
-UNSCORABLE = [json.loads(line) for line in (CASES / "unscorable.jsonl").open()]
-UNSCORABLE += [
-    {"tests": [[[object()], 1]], "kind": "functional", "entry": "f", "why": "plain data"},
-    # pytest runs the first of these and refuses the second.
-    {"tests": ["if True:\n    def test_a():\n        assert f(1) == 1"], "why": "below an if"},
-    {"tests": ["def test_a():\n    yield\n    assert f(1) == 1"], "why": "yields"},
-    {"tests": ["assert " + "-" * 100_000 + "1"], "why": "too deep"},
-]
-
-
 def test_d27_unscorable_is_found_with_an_empty_program():
     """It is the problem's fault alone, and the reason says which."""
-    for row in UNSCORABLE:
-        p = problem(**{"entry": "", **row})
+    rows = [{"entry": "", **json.loads(line)} for line in (CASES / "unscorable.jsonl").open()]
+    rows += [
+        {"tests": [[[object()], 1]], "kind": "functional", "why": "plain data"},
+        # pytest runs the first of these and refuses the second.
+        {"tests": ["if True:\n    def test_a():\n        assert f(1) == 1"], "why": "below an if"},
+        {"tests": ["def test_a():\n    yield\n    assert f(1) == 1"], "why": "yields"},
+        {"tests": ["assert " + "-" * 100_000 + "1"], "why": "too deep"},
+    ]
+    for row in rows:
+        p = problem(**row)
         for result in run_many([(p, "pass"), (p, "def f(*a): return 1")]):
             assert (result.status, result.reward, result.tests) == ("unscorable", 0.0, []), row
             assert not result.public_passed
@@ -406,17 +404,16 @@ def test_no_program_makes_its_problem_unscorable():
 
 # ---------------------------------------------------------------------- public and hidden tests
 
-HIDDEN_AND_PUBLIC = {
-    "assert": ["assert f(777) == 777", "assert f(1) == 1"],
-    "functional": [[[777], 777], [[1], 1]],
-    "stdin": [["777\n", "777"], ["1\n", "1"]],
-}
-
 
 @pytest.mark.parametrize("order", [1, -1])
-@pytest.mark.parametrize("kind", HIDDEN_AND_PUBLIC)
+@pytest.mark.parametrize("kind", ["assert", "functional", "stdin"])
 def test_public_tests_run_first_and_nothing_hidden_is_told(kind, order):
-    tests = HIDDEN_AND_PUBLIC[kind]
+    hidden_and_public = {
+        "assert": ["assert f(777) == 777", "assert f(1) == 1"],
+        "functional": [[[777], 777], [[1], 1]],
+        "stdin": [["777\n", "777"], ["1\n", "1"]],
+    }
+    tests = hidden_and_public[kind]
     p = problem(tests[::order], kind=kind, public=tests[1:])
     hide = "import os, sys\nseen = []\ndef f(n):\n    seen.append(n)\n    return {}\n"
     main = "print(f(int(input())))" if kind == "stdin" else ""
