@@ -17,7 +17,7 @@ import sys
 if __name__ == "__main__":  # Ctrl-C prints one line, in the slow imports and later
 
     def stop(*_: object) -> None:
-        print("\nevaluate.py: stopped; the same command goes on", file=sys.stderr)
+        print("\nevaluate.py: stopped; the same command continues", file=sys.stderr)
         sys.exit(130)
 
     signal.signal(signal.SIGINT, stop)
@@ -182,7 +182,7 @@ def outcomes(problems: list[Problem], rows: Rows) -> dict[str, dict[str, Any]]:
     for row in rows:
         solved_at = entries[row["task_id"]][row["kind"]]
         if row["turn"] <= 1:
-            solved_at.append(None)  # turn 1, or 0 if the prompt did not fit: a new chain begins
+            solved_at.append(None)  # turn 1, or 0 if the prompt did not fit: a new sample begins
         if row["solved"] and solved_at[-1] is None:
             solved_at[-1] = row["turn"]
     return entries
@@ -317,6 +317,7 @@ def load_samplers(config: EvalConfig, problems: list[Problem]) -> tuple:
     check_fit(sample, problems)
     control = None
     if config.control:
+        # Greedy attempts would all be equal: then the control is sampled at 0.8.
         control = replace(sample, temperature=config.temperature or 0.8)
     return model, sample, control
 

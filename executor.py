@@ -31,11 +31,10 @@ seconds more than its program; then the kernel ends it, even inside a C call. A 
 started gives a result within 10 * timeout + 30 seconds, however many tests there are; else the
 trainer ends judge, zygote and program. When the trainer dies, so do they.
 
-What is unlike tests in the program's own process: objects of the program stay there. The judge has
-stand-ins for them, which never equal plain data. If a program changes a list or dict that it was
-given, the test sees the change (after very many calls only in the newest arguments). The expected
-value is evaluated before the call: in `assert f(xs) == len(xs)` it is the old length. A problem
-whose tests need more is "unscorable".
+What differs from tests in the program's own process: objects of the program's classes stay there.
+The judge has stand-ins for them, and a stand-in never equals plain data. The expected value is
+evaluated before the call: in `assert f(xs) == len(xs)` it is the old length. (If the program
+changes xs, the test sees it.) A problem whose tests cannot work in this way is "unscorable".
 
 Standard library only; Linux in full, macOS in part. MURPHY_ISOLATION=plain switches the namespaces
 off. `python executor.py` shows known programs and their verdicts.
@@ -101,7 +100,8 @@ class Result:
 
 
 class Job(NamedTuple):
-    """A problem made ready for a judge, and a program. Equal ones have equal results."""
+    """A problem made ready for a judge, and a program. It can be the key of a dict: equal jobs run
+    once."""
 
     message: str  # the problem as Wire writes it (JSON has no tuples); "" if it cannot be sent
     fault: str  # what is wrong with the problem, or ""
@@ -157,9 +157,9 @@ def prepare(problem: Any, limits: dict) -> Job:
     """The problem as a job that has no program yet."""
     timeout = max(limits["timeout"], getattr(problem, "timeout", None) or 0)
     limits = tuple((limits | {"timeout": timeout}).items())
-    fields = [getattr(problem, name, None) for name in FIELDS]
+    fields = {name: getattr(problem, name, None) for name in FIELDS}
     try:
-        return Job(Wire().write(*fields), "", len(problem.tests or ()), limits)
+        return Job(Wire().write(*fields.values()), "", len(fields["tests"] or ()), limits)
     except (TypeError, ValueError) as error:
         return Job("", f"a test is no plain data: {error}", 0, limits)
 
@@ -170,7 +170,7 @@ def verdict(status: str, feedback: str, tests: list, public: bool = False, secon
     return Result(sum(tests), len(tests), reward, status, feedback, tests, public, seconds)
 
 
-def _judge(call: int, job: Job) -> Result:
+def _judge(closings: int, job: Job) -> Result:
     """Have a judge score a job. If the judge dies, a new one tries once more."""
     failed = [False] * job.count
     if job.fault:
@@ -182,7 +182,7 @@ def _judge(call: int, job: Job) -> Result:
     try:
         # First an idle worker; if it dies, a new one, since the other idle ones may be dead, too.
         for new in (False, True):
-            answer = _ask(call, message, 10 * limits["timeout"] + 30, new)
+            answer = _ask(closings, message, 10 * limits["timeout"] + 30, new)
             if answer:
                 return read(answer, limits)
     except TimeoutError:
@@ -227,35 +227,35 @@ def _forget() -> None:
 os.register_at_fork(after_in_child=_forget)
 
 
-def _ask(call: int, message: str, seconds: float, new: bool) -> dict | None:
+def _ask(closings: int, message: str, seconds: float, new: bool) -> dict | None:
     """What an idle worker answers, or a new one; None if it died.
 
-    call: _closings when the call of run_many began. Raises CancelledError if `close` came since,
-    TimeoutError if the answer takes longer, or the judge used up its own CPU time.
+    closings: how many there had been when the call of run_many began. CancelledError: `close` came
+    since. TimeoutError: no answer in so many seconds, or the judge used up its own CPU time.
     """
     with _lock:
         worker = _idle.pop() if _idle and not new else None
     worker = worker or _starter.submit(Worker).result()
     answer = None
     try:
-        if call == _closings:  # else `close` came before the worker was alive, and did not end it
+        if closings == _closings:  # else `close` came, and could not know of this new worker
             send(worker.socket, message)
             answer = json.loads(receive(worker.socket, seconds=seconds))
-    except TimeoutError:
+    except TimeoutError:  # it is an OSError, too, but the worker did not die
         raise
-    except (EOFError, OSError):  # it died
-        pass
+    except (EOFError, OSError):
+        pass  # it died
     finally:
         with _lock:  # no `close` comes between
-            stays = answer is not None and call == _closings
+            stays = answer is not None and closings == _closings
             if stays:
                 _idle.append(worker)
         if not stays:
             worker.close()
-    if answer is None and call != _closings:
+    if answer is None and closings != _closings:
         raise concurrent.futures.CancelledError("executor: close() ended this call")
     if answer is None and worker.process.returncode == -signal.SIGXCPU:
-        raise TimeoutError
+        raise TimeoutError  # the kernel held the judge to its own limit
     return answer
 
 

@@ -124,12 +124,12 @@ def grpo_loss(
     logp, old_logp, ref_logp and mask are (B, C); advantages and weights are (B,). weights (ours;
     murphy.py gives none): a factor for each row. Only logp gets a gradient.
     old_logp=None: the model has not changed since it sampled, so rho is 1. With norm "sequence" a
-    whole group then has a loss of about 0, as its advantages sum to 0. Its gradient is not 0.
+    whole group then has a loss of about 0, as its advantages sum to 0. Its gradient is not 0: rho
+    has the value 1 but changes with logp.
 
-    denominator: the caller counts rows (or tokens) of the WHOLE optimizer step, not of this
-    micro-batch. Then the micro-batches add up to one gradient, however the step is cut. Count rows
-    of advantage 0, even if they are skipped, but no rows whose mask is all False. None: this batch
-    is the whole step, and rows without a token do not count.
+    denominator: the rows (or tokens) of the WHOLE optimizer step, not of this micro-batch. Then the
+    micro-batches add up to one gradient, however the step is cut. Rows of advantage 0 count, even
+    if they are not computed; rows without a token do not. None: this batch is the whole step.
 
     stats: sums over tokens, detached; `mean_stats` makes means. "clipped" counts tokens for which
     the clipped term is the minimum: they have no gradient but the KL's. "kl" is 0 without ref_logp.

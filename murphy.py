@@ -72,7 +72,7 @@ def loop(state: State, signals: Signals) -> None:
 
 def grow(state: State) -> list[Node]:
     """The rollout trees of a step; several processes share its problems."""
-    state.seed()  # by the step's number: a run that goes on draws what an unbroken one would
+    state.seed()  # by the step's number: a resumed run draws what an unbroken one would
     state.seconds = dict.fromkeys(("sampling", "executing", "updating"), 0.0)
     sample = timed(state.seconds, "sampling")(state.sample)  # the same, but adds up its time
     execute = timed(state.seconds, "executing")(state.execute)
@@ -121,17 +121,18 @@ def update(
 ) -> dict[str, float]:
     """Optimise the kept attempts in `minibatches` optimizer steps; returns numbers to log.
 
-    An attempt without a gradient never reaches the forward pass but counts in the denominator, so
-    skipping it changes nothing. With --mask-truncated a truncated one is in neither.
-    Every rank knows of all kept attempts how long they are, but computes only its own; the summed
-    gradient equals that of one process (ours). FloatingPointError: a gradient that is not finite.
+    The attempts are dealt to the optimizer steps at random. One without a gradient is not computed
+    but counts in the denominator, so skipping it changes nothing. With --mask-truncated a truncated
+    one does neither. Of several processes each computes its own attempts. It knows the length of
+    all others, since the denominator counts them, too: the summed gradient equals that of one
+    process (ours). FloatingPointError: a gradient that is not finite.
     """
     counted = [node for node in kept if not (config.mask_truncated and node.truncated)]
     facts = [[len(node.completion_ids), has_gradient(node, config)] for node in counted]
     optimizer_steps = []  # the micro-batches of each, and the denominator of its loss
     # All optimizer steps are prepared now, while the model is still the one that sampled.
-    # ranks.share deals the attempts to them at random. facts_of_all: the facts of one step's
-    # attempts on all ranks. mine: the places in `counted` of those attempts on this rank.
+    # facts_of_all: the facts of one optimizer step's attempts, of all processes together.
+    # mine: where in `counted` those stand that this process computes.
     for facts_of_all, mine in ranks.share(facts, config.minibatches):
         if any(learns for _, learns in facts_of_all):  # else no rank makes this optimizer step
             nodes = [counted[i] for i in mine if has_gradient(counted[i], config)]
@@ -188,14 +189,15 @@ def prepare(
 
     will_move: another optimizer step will change the model before this one runs. So the old
     log-probabilities are computed now.
-    A rank with fewer micro-batches than another adds empty ones, or the ranks would wait for each
-    other for ever. An empty one is computed as one fake token, which is masked out.
+    Each process must make the same number of forward passes: else they wait for each other for
+    ever. So one with fewer micro-batches adds empty ones. An empty one is computed as one fake
+    token, which is masked out.
     """
     rows = [(node.prompt_ids, node.completion_ids) for node in nodes]
-    places_of = micro_batches(model, rows, config.micro_tokens)
-    missing = max(ranks.gather(len(places_of))) - len(places_of)
+    batches = micro_batches(model, rows, config.micro_tokens)  # lists of places in `rows`
+    missing = max(ranks.gather(len(batches))) - len(batches)
     micro = []
-    for places in places_of + [[]] * missing:
+    for places in batches + [[]] * missing:
         batch = [nodes[i] for i in places]
         old = completion_logprobs(model, batch, config)[0] if will_move else None
         ref = completion_logprobs(reference, batch, config)[0] if reference is not None else None
@@ -338,8 +340,8 @@ def train(config: Config) -> Path:
         try:
             loop(state, signals)
             finish(state)
-            signals.check()  # one that came in `finish` still sets the exit status
-        except KeyboardInterrupt as signalled:
+            signals.check()  # raises now, if a signal came while `finish` was at work
+        except KeyboardInterrupt as signalled:  # its argument is the number of the signal
             state.checkpoint()
             command = f"python murphy.py --output {shlex.quote(str(folder))} --resume"
             print(f"stopped after {state.step} of {config.steps} steps; to go on: {command}")

@@ -72,7 +72,8 @@ def propagate(tree: Any, rule: str = "mars", turns: int | None = None, gamma: fl
     nodes = [tree]
     for node in nodes:  # the list grows until it holds every node
         nodes += node.children
-    for node in reversed(nodes):  # children first, so a rule of yours may read child.credit
+    # Children first: your rule may read child.credit. mars and mers recurse, to also work alone.
+    for node in reversed(nodes):
         node.credit = rules[rule](node)
 
 
@@ -101,10 +102,10 @@ def group_advantages(
 
 
 def inter_prune(groups: Sequence[Sequence[Any]], budget: int | None) -> list[Sequence[Any]]:
-    """InterP (reported): keep the `budget` groups with the largest std of credit, in given order.
+    """InterP (reported): of a tree's groups keep the `budget` with the largest std, in given order.
 
-    Ties go to the earlier turn, then to the earlier group. Groups of equal credits are dropped, so
-    fewer than `budget` may be left. None keeps all, equal ones too. ValueError: a budget below 1.
+    Ties go to the earlier turn, then to the earlier group. A group of equal credits teaches nothing
+    and is dropped, so fewer may be left. None keeps all. ValueError: a budget below 1.
     """
     _check_budget(budget)
     if budget is None:

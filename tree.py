@@ -164,7 +164,8 @@ READS = r"\binput *\(|\bstdin\b(?! *=)|\bopen *\( *0"  # "input()", "sys.stdin",
 PRINTS = r"\bprint *\(|\bstdout\b"  # "print(x)", "sys.stdout.write(x)"
 DEFINES = r"^[ \t]*(?:async +)?(?:def|class) +{name}\b"  # "def f(x):", "class Solution:"
 ASSIGNS = r"^[ \t]*{name} *(?::[^=\n]*)?= *(?:lambda\b|[^\W\d][\w.]*$)"  # "f = lambda: 1", "f = g"
-# Where an answer is cut: its two ends, the tags of a thought, and each fence with its tag.
+# Where an answer is cut: its two ends, the tags of a thought, and each fence with its tag. If the
+# group `rest` holds a text, and `python` none, the fence opens a piece in another language.
 MARK = re.compile(
     r"""
       \A | \Z
@@ -175,8 +176,8 @@ MARK = re.compile(
       (?P<python>  # "python", "Python 3.12", "{.python", "src/a.py"
         [{.]* (?: [\w./-]+\.py | (?:i?python|pypy|py) [\d.]* (?:[ ]+[\d.]+)? ) (?![\w-]) [ \t]*
       )?
-      (?: (?= (?:def|class|import|from)[ ]+\w | @\w | [\w, ]+[ ]=[ ] | [\w.]+\( )  # code begins
-        | (?P<rest> .* )  # an option of the tag, or another language
+      (?: (?= (?:def|class|import|from)[ ]+\w | @\w | [\w, ]+[ ]=[ ] | [\w.]+\( )  # code: "x = "
+        | (?P<rest> .* )  # what else follows in the line: "bash", or an option of the tag
       )
     """,
     re.VERBOSE | re.MULTILINE | re.IGNORECASE,
@@ -189,8 +190,8 @@ def extract_code(text: str, entry_point: str = "", thinking: bool = False) -> st
     1. Leave out the thought, and cut the answer into pieces at its fences.
     2. Keep the pieces with a Python tag, and those that parse and define one of the names in
        `entry_point` ("f"; "Solution.f" has two). Without a name: those that read input or print.
-    3. The one with most of what step 2 asks for wins. Of equals: one with a tag, one that parses,
-       the last.
+    3. The piece that defines most of the names wins. Of equals, one with a tag does; then one that
+       parses; then the last.
 
     Pieces are not joined. A stub `def f(): ...` counts as a definition. Code beside prose, without
     a fence, is not found.
@@ -231,12 +232,14 @@ def pieces(text: str) -> list[tuple[str, bool]]:
     while len(marks) > 1:
         opening = marks.pop(0)
         closing = closing_mark(text, opening, marks)
-        marks = marks[marks.index(closing) :]  # it opens the next piece
+        marks = marks[marks.index(closing) :]  # it opens the next piece, if only one of prose
         if opening["thought"] or opening["answer"]:
             found = []  # what came before is not the answer
-        if not opening["thought"] and (opening["python"] or not opening["rest"]):
+        is_python = opening["python"] is not None
+        is_other_language = opening["rest"] and not is_python
+        if not opening["thought"] and not is_other_language:
             piece = text[opening.end() : closing.start()]
-            found.append((piece, opening["python"] is not None))
+            found.append((piece, is_python))
     return found
 
 
@@ -261,7 +264,7 @@ def dedented(piece: str) -> tuple[str, bool]:
     indents = [len(line) - len(line.lstrip()) for line in lines if line.strip()] or [0]
     # Try the smallest indentation, then that of the first line: a string may begin left of it.
     for width in sorted({min(indents), indents[0]}):
-        # At most `width` blanks of each line: a shorter indentation goes as a whole.
+        # Remove up to `width` blanks from the start of each line.
         code = "\n".join(line[:width].lstrip() + line[width:] for line in lines).rstrip()
         with warnings.catch_warnings(action="ignore"), suppress(Exception):
             compile(code, "answer", "exec")  # it refuses a `return` outside of functions, too
