@@ -72,8 +72,7 @@ def propagate(tree: Any, rule: str = "mars", turns: int | None = None, gamma: fl
     nodes = [tree]
     for node in nodes:  # the list grows until it holds every node
         nodes += node.children
-    # Children first: your rule may read child.credit. mars and mers recurse, to also work alone.
-    for node in reversed(nodes):
+    for node in reversed(nodes):  # children first: a rule may read child.credit (ours recurse)
         node.credit = rules[rule](node)
 
 
