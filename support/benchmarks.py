@@ -35,12 +35,13 @@ def find_rows(
     start_date: str | None = None,
     end_date: str | None = None,
 ) -> tuple[Any, str, Callable[[dict], Problem | None]]:
-    """The rows of a set, their format, and what makes a row a Problem (None: not asked for).
+    """The rows of a set, their format, and what makes a row a Problem, or None for a row outside
+    the dates or the split.
 
     version, start_date and end_date (2025-01-31) are for LiveCodeBench.
     Raises ValueError or FileNotFoundError for a wrong request, before the hub is asked.
     """
-    rows, form = ([], HUB[name][0]) if name in HUB else file_rows(name)
+    rows, form = ([], HUB[name][0]) if name in HUB else file_rows(name)  # the hub is asked below
     if version and name != "livecodebench":
         raise ValueError(f"version {version} is for livecodebench on the hub, not for {name}")
     for day in filter(None, (start_date, end_date)):
@@ -129,7 +130,7 @@ def _mbpp(row: dict) -> Problem:
     code = row["code"].replace("\r\n", "\n")
     asserts = row["test_list"] + (row.get("challenge_test_list") or [])
     if row.get("test"):
-        # Its asserts stand in a helper, so the executor would not see a test: make it one.
+        # It asserts only in a helper, which is no test for the executor; test_plus is one.
         asserts.append("def test_plus():\n" + textwrap.indent(row["test"], "    "))
     # Set-up code makes objects of the answer's own class, so it stands in front of each test.
     setup = (row.get("test_setup_code") or "").replace("\r\n", "\n")
@@ -203,7 +204,7 @@ def docstring_examples(prompt: str, entry_point: str) -> list[str]:
     target = _definitions(prompt)[entry_point]
     if ast.get_docstring(target) is None:
         return []
-    # The source and not the value: an escape in an example belongs to the example's own string.
+    # The docstring as it is written: in its value an example's "\n" would be a line break.
     text = (ast.get_source_segment(prompt, target.body[0]) or "").strip("\"'")
     found = []
     with contextlib.suppress(ValueError):  # a badly indented doctest

@@ -45,6 +45,7 @@ def compare(a: dict, b: dict) -> list[dict]:
     names = [name for name in a["problems"] if name in b["problems"]]
     if not names:
         raise ValueError("the two results have no problem in common, so nothing can be paired")
+    # The entry of a, with that of b inside: so `grouped` can group them.
     paired = {name: {**a["problems"][name], "B": b["problems"][name]} for name in names}
     rows = []
     for group, pairs in grouped(paired).items():
@@ -99,8 +100,9 @@ def load(name: str) -> dict:
     """The result in a folder or a file. An error of any kind: evaluate.py did not write it."""
     path = Path(name, "result.json") if Path(name).is_dir() else Path(name)
     result = json.loads(path.read_text())
-    scores = [iter_k(entry, 1) for entry in grouped(result["problems"])["all"]]
-    if not scores or result["iterations"] < 1:
+    for entry in grouped(result["problems"])["all"]:
+        iter_k(entry, 1)  # raises for what is no entry
+    if not result["problems"] or result["iterations"] < 1:
         raise ValueError("it holds no attempt")
     return result
 
@@ -115,9 +117,9 @@ def main(arguments: list[str]) -> None:
                 for k in range(1, result["iterations"] + 1):
                     path = Path(name, f"{form}-{k}.jsonl")
                     print(f"{path}: {export(rows, result['problems'], form, k, path)} answers")
-            case [_, _]:
+            case [_, _] if arguments[0] != "--export":
                 results = []
-                for name in arguments:
+                for name in arguments:  # the errors below tell the name
                     results.append(load(name))
                 try:
                     print(text(*results))

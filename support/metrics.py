@@ -48,7 +48,7 @@ def mean(values: Sequence[float | None]) -> float | None:
 
 
 def describe(trees: list[Node], kept: list[Node], turns: int) -> dict[str, Any]:
-    """What a step has sampled, as a part of its line; a share of nothing is None."""
+    """What a step has sampled, as a part of its line; None: there was nothing to take a mean of."""
     nodes = [node for tree in trees for node in walk(tree)]
     line: dict[str, Any] = {"programs": len(nodes), "kept": len(kept)}
     line["learning"] = sum(node.advantage != 0 for node in kept)
@@ -77,7 +77,7 @@ def has_spread(group: list[Node]) -> bool:
 
 
 def plot(folder: Path) -> str:
-    """Draw a run into curves.png; returns a table. Any error: the folder holds no run."""
+    """Draw a run into curves.png; returns a table. An error of any kind: it is no run."""
     from matplotlib.figure import Figure  # imported here: it loads slowly
 
     log = folder / "metrics.jsonl"

@@ -48,23 +48,25 @@ REASONS: WeakKeyDictionary[Any, str] = WeakKeyDictionary()  # model -> what `fin
 def rows_logprobs(model: Any, rows: Sequence[Row], temperature: float = 1.0) -> tuple[Tensor, ...]:
     """Log-probabilities of the completions and their mask, both (B, C), on the model's device.
 
-    At most CHUNK logits exist at a time: the backward makes each chunk again.
+    At most CHUNK logits exist at a time: the backward computes each chunk's logits again.
     A model that packing is wrong for gets padded rows. One warning for each model says why.
     """
     ids, attention_mask, mask = [tensor.to(model.device) for tensor in pad_rows(rows, pad_id=0)]
     if why_padded(model):
         return token_logprobs(model, ids, attention_mask, mask, temperature), mask
 
-    head = model.get_output_embeddings()
-    factor, divisor = logit_scale(model)
+    head = model.get_output_embeddings()  # its weights are whole here, see ranks.shard
+    factor, divisor = logit_scale(model)  # the model's logits are head(states) * factor / divisor
 
     def chunk_logprobs(states: Tensor, targets: Tensor) -> Tensor:
         return select_logprobs(head(states), targets, temperature * divisor / factor)
 
-    states, logits, before = _forward(model, rows)
-    # The backward of index_select, unlike that of states[before], always adds in the same order.
-    states = states[0].index_select(0, before)
-    targets = ids[:, ids.shape[1] - mask.shape[1] :][mask]  # row after row, as the states are
+    states, logits, predictors = _forward(model, rows)
+    # On a CPU the backward of index_select adds in the same order each time; that of
+    # states[predictors] does not.
+    states = states[0].index_select(0, predictors)
+    prompt_width = ids.shape[1] - mask.shape[1]
+    targets = ids[:, prompt_width:][mask]  # row after row, as the states are
     size = max(1, CHUNK // logits.shape[-1])
     chunks = zip(states.split(size), targets.split(size), strict=True)
     found = [checkpoint(chunk_logprobs, *chunk, use_reentrant=False) for chunk in chunks]
@@ -98,7 +100,8 @@ def find_reason(model: Any) -> str:
 
     factor, divisor = logit_scale(model)
     with torch.no_grad(), autocast(model.device):
-        states, logits, _ = _forward(model, [([0], [1])])  # two: one may be padding
+        # Two tokens: the embedding of a padding token may be 0, and all logits then are, too.
+        states, logits, _ = _forward(model, [([0], [1])])
         ours = model.get_output_embeddings()(states[:, -1:]) * factor / divisor
     return "" if ours.equal(logits) else "it changes its logits in a way that is not known here"
 
@@ -118,31 +121,32 @@ def micro_batches(model: Any, rows: Sequence[Row], token_budget: int) -> list[li
     completion). A longer row is a batch of its own.
     """
     packed = not why_padded(model)
-    batches: list[list[int]] = []
-    batch, size = [], 0
+    batches: list[list[int]] = [[]]
+    size = 0  # the tokens that the last batch computes
     for i, ids, shared in _neighbours(rows):
-        if packed:
-            size += len(ids) - shared
-        else:
-            prompts, completions = zip(*[rows[j] for j in [*batch, i]], strict=True)
-            size = len(prompts) * (max(map(len, prompts)) + max(map(len, completions)))
-        if not batch or size > token_budget:
-            batch, size = [], len(ids)
-            batches.append(batch)
-        batch.append(i)
-    return batches
+        batch = [*batches[-1], i]
+        prompts, completions = zip(*[rows[j] for j in batch], strict=True)
+        padded = len(batch) * (max(map(len, prompts)) + max(map(len, completions)))
+        size = size + len(ids) - shared if packed else padded
+        if size <= token_budget or len(batch) == 1:
+            batches[-1] = batch
+        else:  # row i begins a new batch, and shares nothing in it
+            batches.append([i])
+            size = len(ids)
+    return batches if rows else []
 
 
 def lay_out(rows: Sequence[Row]) -> tuple[list[int], ...]:
     """Rows as one tree: token, position and end of every slot; and, row after row, the slots that
-    predict the completion tokens (each is the slot before its token).
+    predict the completion tokens: for each the slot of the token before it in its row.
 
     >>> x, y, a, b, c, d = range(6)
     >>> lay_out([([x, y], [a, b]), ([x, y], [a, c]), ([x], [d])])
     ([0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 3, 1], [6, 5, 5, 4, 5, 6], [1, 2, 1, 2, 0])
     """
-    tokens, positions, ends, path = [], [], [], []  # path: the slots of the row before
-    before: list[list[int]] = [[] for _ in rows]
+    tokens, positions, ends = [], [], []
+    path: list[int] = []  # the slots of a row, from its first token to its last
+    predictors: list[list[int]] = [[] for _ in rows]
     for i, ids, shared in _neighbours(rows):
         first = len(tokens)
         tokens += ids[shared:]
@@ -151,12 +155,12 @@ def lay_out(rows: Sequence[Row]) -> tuple[list[int], ...]:
         path = [*path[:shared], *range(first, len(tokens))]
         for slot in path:
             ends[slot] = len(tokens)  # so far
-        before[i] = path[len(rows[i][0]) - 1 : -1]
-    return tokens, positions, ends, [slot for slots in before for slot in slots]
+        predictors[i] = path[len(rows[i][0]) - 1 : -1]
+    return tokens, positions, ends, [slot for slots in predictors for slot in slots]
 
 
 def _neighbours(rows: Sequence[Row]) -> Iterator[tuple[int, list[int], int]]:
-    """Number and tokens of every row, and how many first tokens the row before it shares.
+    """For each row its number, its tokens, and with how many of them the row before also begins.
 
     The rows are sorted, so that those that begin alike are neighbours.
     """
@@ -168,18 +172,20 @@ def _neighbours(rows: Sequence[Row]) -> Iterator[tuple[int, list[int], int]]:
 
 def _forward(model: Any, rows: Sequence[Row]) -> tuple[Tensor, Tensor, Tensor]:
     """The states that the output layer is given (1, T, width), the last slot's logits (1, 1, V),
-    and the slots before the completion tokens (N)."""
+    and the slots that predict the completion tokens (N)."""
     columns = [torch.tensor(column, device=model.device).long() for column in lay_out(rows)]
-    tokens, positions, ends, before = columns
+    tokens, positions, ends, predictors = columns
     mask = _attention_mask(model, ends)
-    # -1: the states of the last layer only. Older transformers return those of all layers.
+    # -1 asks for the states of the last layer. Older versions of transformers 5 read it as True,
+    # and return those of all layers.
     options = {"use_cache": False, "output_hidden_states": -1, "logits_to_keep": 1}
     output = model(tokens[None], attention_mask=mask, position_ids=positions[None], **options)
-    return output.hidden_states[-1], output.logits, before
+    return output.hidden_states[-1], output.logits, predictors
 
 
 def _attention_mask(model: Any, ends: Tensor) -> Any:
-    """Which slot sees which: T * T numbers, or for "flex_attention" blocks (CPU: no backward)."""
+    """Which slot sees which: a BlockMask for FlexAttention, else T * T numbers. (On a CPU
+    FlexAttention has no backward.)"""
 
     def sees(_: Any, __: Any, q: Tensor, k: Tensor) -> Tensor:  # create_block_mask's signature
         return (k <= q) & (q < ends[k])
@@ -187,14 +193,16 @@ def _attention_mask(model: Any, ends: Tensor) -> Any:
     if model.config.get_text_config()._attn_implementation == "flex_attention":
         return create_block_mask(sees, None, None, len(ends), len(ends), device=ends.device)
 
-    # As numbers to add, (1, 1, T, T): every layer would make its own copy of a boolean mask.
+    # Numbers that are added to the scores, (1, 1, T, T): 0 or the smallest one. Each layer would
+    # turn a boolean mask into such numbers again.
     slots = torch.arange(len(ends), device=ends.device)
     hidden = ~sees(None, None, slots[:, None], slots)[None, None]
     return hidden.to(model.dtype) * torch.finfo(model.dtype).min
 
 
 def sdpa_in_blocks(module: Any, query: Any, key: Any, value: Any, mask: Any, **options: Any) -> Any:
-    """Attention in blocks: a block does not compute the slots after it, which it may not see."""
+    """Attention for BLOCK queries at a time: the keys behind them are left out, as all of them are
+    hidden by the mask."""
     if mask is None or query.shape[2] < key.shape[2]:  # nothing to skip: no mask, or a cache
         return sdpa_attention_forward(module, query, key, value, mask, **options)
     found = []

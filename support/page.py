@@ -61,7 +61,8 @@ def attempt_html(node: Node) -> str:
 
 
 def load_trees(path: Path, step: int | None) -> list[tuple[int, Node]]:
-    """The trees of a file and their steps; no half last line. Another file ends the program."""
+    """The trees of a file and their steps, but for a half-written last line. Another kind of file
+    ends the program."""
     trees: list[tuple[int, Node]] = []
     try:
         for line in path.read_text("utf-8").split("\n")[:-1]:
@@ -97,7 +98,9 @@ def say(text: str) -> None:
     try:
         print(text, flush=True)
     except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python writes the rest when it ends
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), 1
+        )  # at its end Python writes the rest: to nowhere
         sys.exit(None if isinstance(error, BrokenPipeError) else f"cannot print: {error.strerror}")
 
 

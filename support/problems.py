@@ -73,8 +73,8 @@ def load_problems(
 ) -> list[Problem]:
     """The problems of a benchmark on the hub, or of a file (.jsonl or .json, also .gz).
 
-    limit: the first `limit` rows, with a seed a shuffled sample. A row that is left out counts,
-    one outside the dates or the split that are asked for does not.
+    limit: how many rows are read: the first ones, or with a seed a random sample. A row that is
+    left out counts, too; one outside the dates or the split does not.
     execute: executor.run_many, to check tests and references; its results are kept in `cache`.
     request: version, start_date and end_date of a benchmark, see benchmarks.find_rows.
     ValueError or FileNotFoundError, one sentence: a wrong request, or no problem is left.
@@ -92,7 +92,7 @@ def load_problems(
             execute = remembering(execute, Path(cache).expanduser() / "verdicts.json")
         found = verified(found, execute, left_out)
     elif form == "humaneval":  # some docstring examples are wrong, and nothing has run them
-        found = {row: replace(problem, public_tests=[]) for row, problem in found.items()}
+        found = {label: replace(problem, public_tests=[]) for label, problem in found.items()}
     report(source, len(rows), found, left_out)
     if not found:
         raise ValueError(f"no problem is left of the {len(rows)} rows of {source}")
@@ -102,8 +102,8 @@ def load_problems(
 def report(source: str | Path, rows: int, found: dict, left_out: dict) -> None:
     """Say on standard error what a set holds, and why rows are left out."""
     lines = [f"{source}: {len(found)} problems; of {rows} rows {len(left_out)} left out"]
-    for row, reason in list(left_out.items())[:SHOWN]:
-        lines.append(f"  left out: {row}: {textwrap.shorten(reason, 300)}")
+    for label, reason in list(left_out.items())[:SHOWN]:
+        lines.append(f"  left out: {label}: {textwrap.shorten(reason, 300)}")
     if len(left_out) > SHOWN:
         lines.append(f"  left out: {len(left_out) - SHOWN} more rows, not shown")
     oracle = sum(not problem.public_tests for problem in found.values())
@@ -112,7 +112,7 @@ def report(source: str | Path, rows: int, found: dict, left_out: dict) -> None:
 
 
 def convert_rows(rows: Any, order: list, limit: int | None, make: Callable) -> tuple[dict, dict]:
-    """{row: problem}, and {row: reason} of the rows that cannot be one."""
+    """{label: problem}, and {label: reason} of the rows that cannot be one."""
     found, left_out = {}, {}
     for i in order:
         if len(found) + len(left_out) == limit:
@@ -153,7 +153,7 @@ def own(row: dict) -> Problem:
 
 
 def check(problem: Problem) -> None:
-    """ValueError, in words, if a field is wrong. The executor tells of code that it cannot read."""
+    """ValueError, in words, if a field is wrong. (Code is read later, by the executor.)"""
     for item in fields(problem):
         value = getattr(problem, item.name)
         if not isinstance(value, item.type):
@@ -169,8 +169,9 @@ def check(problem: Problem) -> None:
     for test in problem.tests + problem.public_tests:
         match problem.kind, test:
             case ("assert", str()) | ("stdin", [str(), str()]) | ("functional", [list(), _]):
-                continue
-        raise ValueError(f"a test is {test!r:.60}, expected {TESTS[problem.kind]}")
+                pass
+            case _:
+                raise ValueError(f"a test is {test!r:.60}, expected {TESTS[problem.kind]}")
     json.dumps(asdict(problem), ensure_ascii=False).encode()  # raises if a text is not UTF-8
 
 
@@ -200,14 +201,14 @@ def find_entry_point(problem: Problem) -> str:
 
 
 def distinct(problems: list) -> list:
-    """The problems, an id that comes again marked #2, #3, ...: results are kept by id."""
-    given = {problem.id for problem in problems}
+    """Make all ids different, because results are kept by id: a second "a" becomes "a#2"."""
+    ids = {problem.id for problem in problems}
     times: Counter = Counter()
     marked = []
     for problem in problems:
         name = problem.id
         times[name] += 1
-        while times[name] > 1 and f"{name}#{times[name]}" in given:
+        while times[name] > 1 and f"{name}#{times[name]}" in ids:  # another problem has it
             times[name] += 1
         if times[name] > 1:
             problem = replace(problem, id=f"{name}#{times[name]}")

@@ -26,7 +26,7 @@ from torch.distributed.checkpoint import state_dict as whole_state
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-PATIENCE = timedelta(minutes=30)  # a rank waits so long for the others, then it ends with an error
+PATIENCE = timedelta(hours=6)  # a rank waits so long for the others, then it ends with an error
 FULL = whole_state.StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
@@ -108,7 +108,7 @@ def shard(model: Any) -> Any:
         for module in model.modules():
             if type(module).__name__ in layers:
                 fully_shard(module)
-        fully_shard(model)
+        fully_shard(model)  # the root: from its forward to the end of the backward it is whole
     return model
 
 

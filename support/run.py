@@ -102,7 +102,7 @@ def read_settings(output: str) -> dict[str, Any]:
         raise ValueError("--resume needs --output, the folder of the run to go on with")
     path = Path(output) / "settings.json"
     try:
-        return {**json.loads(path.read_text(encoding="ascii"))}
+        return {**json.loads(path.read_text(encoding="ascii"))}  # TypeError: it is no object
     except (OSError, ValueError, TypeError, RecursionError) as error:
         raise ValueError(
             f"--resume needs the --output of a run, but {path} cannot be read ({error})"
@@ -145,9 +145,9 @@ def save(folder: Path, state: dict[str, Any]) -> None:
             f"the checkpoint in {folder} could not be written ({error}); the one before it stays "
             "good: make room, then --resume"
         ) from error
-    names = os.open(folder, os.O_RDONLY)
-    os.fsync(names)  # the folder's entry, too, must survive a power cut
-    os.close(names)
+    entries = os.open(folder, os.O_RDONLY)
+    os.fsync(entries)  # the new name, too, must survive a power cut
+    os.close(entries)
 
 
 def load(folder: Path) -> dict[str, Any] | None:

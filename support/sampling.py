@@ -95,7 +95,8 @@ def load_model(path: str, device: torch.device, attention: str = "sdpa") -> tupl
 def special_tokens(tokenizer: Any) -> list[str]:
     """The special tokens that a message may not contain.
 
-    Thinking tags may stay: templates look for them. So may one character: `encode` cannot break it.
+    Thinking tags may stay: templates look for them. A token of one character stays, too: `encode`
+    cannot break it.
     """
     tokens = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
     return sorted(token for token in tokens - {"<think>", "</think>"} if len(token) > 1)
@@ -110,7 +111,8 @@ def end_tokens(model: Any, tokenizer: Any) -> list[int]:
     own = model.generation_config.eos_token_id
     ids = own if isinstance(own, list) else [own]
     ends = {tokenizer.eos_token_id, *ids} - {None}
-    # Two answers, both "ASSISTANT": a template may end the last one in another way.
+    # Two answers, both "ASSISTANT", of which the first counts: a template may end the last in
+    # another way.
     messages = [{"role": role, "content": role.upper()} for role in ("user", "assistant") * 2]
     after = tokenizer.apply_chat_template(messages, tokenize=False).partition("ASSISTANT")[2]
     special = [token for token in special_tokens(tokenizer) if token in after]
@@ -178,7 +180,7 @@ class Sampler:
                         raise
                     self.sample_tokens = len(batch) * longest // 2
                     warnings.warn(OUT_OF_MEMORY.format(self.sample_tokens), stacklevel=2)
-                    continue  # all again: if only ended rows were kept, too many would be short
+                    continue  # all rows again: keeping those that had ended would favour short ones
                 for ids, tokens in zip(batch, sampled, strict=True):
                     found[ids].append(self.completion(ids, tokens))
                 rows = rows[len(batch) :]
@@ -209,14 +211,15 @@ class Sampler:
             stay = [row for row, tokens in enumerate(alive) if tokens[-1] not in self.ends]
             alive = [alive[row] for row in stay]
             rows = torch.tensor(stay, dtype=torch.long, device=ids.device)
+            # `size` tokens are new, or fewer if every row has ended: then the loop ends, too.
             ids, mask = ids[rows], F.pad(mask[rows], (0, size), value=1)
             if cache is not None:
                 cache.batch_select_indices(rows)
         return sampled
 
     def prefill(self, prompts: list[tuple[int, ...]]) -> DynamicCache | None:
-        """Keys and values of all tokens but the last. None where there are none, and for a model
-        that keeps something else."""
+        """Keys and values of all tokens but the last. None for prompts of one token, and for a
+        model that keeps something else (Mamba keeps a state)."""
         cache = DynamicCache(config=self.model.config.get_text_config())
         kinds = {type(layer) for layer in cache.layers}
         if not kinds <= {DynamicLayer, DynamicSlidingWindowLayer} or len(prompts[0]) == 1:

@@ -37,7 +37,7 @@ def flag(name: str) -> str:
 def at_least(settings: Any, **least: float) -> None:
     """ValueError if a setting is below its least value, or absurdly large.
 
-    None is fine. The error names the option.
+    None is fine. The error names the option. A least value below 0.001 stands for "above 0".
     """
     for name, low in least.items():
         value = getattr(settings, name)
@@ -76,15 +76,15 @@ def parse(kind: type, arguments: list[str] | None, description: str) -> Any:
         formatter_class=Help,
         allow_abbrev=False,
     )
-    given = parser.parse_args(arguments)
+    given = parser.parse_args(arguments)  # refuses wrong options, and tells of --resume
     if getattr(given, "resume", False):
-        parser.set_defaults(**read_settings(given.output))
-    try:
-        settings, *others = parser.parse_args_into_dataclasses(arguments, look_for_args_file=False)
-    except TypeError:
-        others = ["a value of the wrong type"]
-    if others:  # what no field of `kind` took
-        raise ValueError("--resume: settings.json in --output is not of this program")
+        parser.set_defaults(**read_settings(given.output))  # what is given now still wins
+    try:  # unknown: what is in settings.json, but is no setting
+        settings, *unknown = parser.parse_args_into_dataclasses(arguments, look_for_args_file=False)
+    except TypeError as error:
+        unknown = [error]
+    if unknown:
+        raise ValueError(f"--resume: settings.json in --output is not of this program: {unknown}")
     return settings
 
 
@@ -113,17 +113,21 @@ class Config:
     credit: Literal["mars", "mers", "none"] = option(
         "mars", "mars: best below [paper]; mers: discounted mean [reported]; none: own reward"
     )
-    gamma: float | None = option(None, "gamma: discount of MERS; none: 1 [ours]")
-    inter_budget: int | None = option(None, "InterP: groups kept per tree [reported]; none: all")
-    intra_budget: int | None = option(None, "IntraP: attempts kept per group [reported]; none: all")
+    gamma: float | None = option(None, "gamma: discount of MERS; not given: 1 [ours]")
+    inter_budget: int | None = option(
+        None, "InterP: groups kept per tree; not given: all [reported]"
+    )
+    intra_budget: int | None = option(
+        None, "IntraP: attempts kept per group; not given: all [reported]"
+    )
     scale_advantages: bool = option(True, "divide by the group's std; without: Dr. GRPO")
 
     # Model and problems
     model: str = option("", "folder or Hugging Face id of a chat model; empty: a tiny one")
     problems: str = option("doctest", "toy world doctest or cutoff, a known set, or a file")
-    limit: int | None = option(None, "use a seeded sample of so many problems; none: all")
+    limit: int | None = option(None, "use a seeded sample of so many problems; not given: all")
     eval_problems: str = option("", "held-out set; empty: part of the problems is held out")
-    eval_count: int | None = option(None, "none: toy 120, else a tenth, at most 100")
+    eval_count: int | None = option(None, "not given: toy 120, else a tenth (<= 100) or all")
 
     # Sampling and executing
     problems_per_step: int | None = option(None, "trees per step (tiny model 8, else 4) [ours]")
@@ -155,7 +159,7 @@ class Config:
     eval_iterations: int = option(5, "k of Iter-1..k [paper: 5]")
     eval_temperature: float | None = option(None, "0: greedy (tiny model 1.0, else 0.7)")
     log_trees_every: int = option(10, "steps between trees in trees.jsonl; 0: never")
-    save_every: int = option(25, "steps between checkpoints; 0: only at the end and at a signal")
+    save_every: int = option(25, "steps between checkpoints; 0: at evaluations and signals")
     output: str = option("", "output folder; empty: a new one under runs/")
     resume: bool = option(False, "go on with the run in --output, with its settings")
     device: str = option("auto", "auto, cpu, cuda, mps")
@@ -202,20 +206,20 @@ class Config:
 
 @dataclass
 class EvalConfig:
-    """Settings of evaluate.py. A folder belongs to one set of these (device and output apart)."""
+    """Settings of evaluate.py. In a folder all but device and output stay the same."""
 
     model: str = option("", "folder made by save_pretrained, or a Hugging Face id")
     enable_thinking: bool = option(False, "ask the chat template for thinking")
     device: str = option("auto", "auto, cpu, cuda, mps")
     benchmark: str = option("doctest", "doctest, cutoff, humaneval, ... or a file")
-    version: str | None = option(None, "LiveCodeBench: v6, or release_v6: all to v6")
+    version: str | None = option(None, "LiveCodeBench: v6 (that part), release_v6 (all up to it)")
     start_date: str | None = option(None, "LiveCodeBench: first contest date")
     end_date: str | None = option(None, "LiveCodeBench: last contest date, YYYY-MM-DD")
     limit: int | None = option(None, "only the first N problems (toy worlds: 200)")
     oracle: bool = option(False, "all tests give feedback, not the public ones only")
     iterations: int = option(5, "attempts in a chain at most: the k of Iter-k")
     samples: int = option(1, "independent chains per problem")
-    control: bool = option(False, "also pass@k: as many tries, no feedback (if greedy: at 0.8)")
+    control: bool = option(False, "also pass@k: as many first attempts (greedy: at 0.8)")
     temperature: float | None = option(None, "0: greedy (toy worlds: 1, else 0)")
     max_new_tokens: int | None = option(None, "per answer (toy worlds: 16, else 1024)")
     sample_tokens: int = option(32_768, "per batch: fewer need less memory")

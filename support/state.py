@@ -39,7 +39,7 @@ class Data(NamedTuple):
     """The problems of a run."""
 
     problems_of: Callable[[int], list]  # the number of a step -> the problems that it trains on
-    held_out: list  # evaluated; not trained on, unless --eval-problems or "cutoff" repeats them
+    held_out: list  # evaluated; trained on only if --eval-problems names the same, or in "cutoff"
     training: list  # all that is trained on; for a toy world, which never ends, a sample of 1,000
 
 
@@ -89,7 +89,8 @@ class State:
     """All that a run needs from one step to the next."""
 
     def __init__(self, config: Any, folder: Path, device: torch.device, data: Data) -> None:
-        """Load the model and make what belongs to it. ValueError: no prompt fits the model."""
+        """Load the model and make what belongs to it. ValueError: no prompt fits the model, or
+        the processes have loaded different problems."""
         self.config, self.folder = config, folder
         self.problems_of, self.held_out = data.problems_of, distinct(data.held_out)
         self.step = 0  # how many steps are made, so also the number of the next one
@@ -122,7 +123,7 @@ class State:
         self.optimizer = torch.optim.AdamW(weights, lr=config.learning_rate, weight_decay=0.0)
         # A checkpoint holds this, too: a run goes on only with the same settings and problems.
         data_number = fingerprint(data.training + self.held_out)
-        if len(set(ranks.gather(data_number))) > 1:  # perhaps a reference was too slow on one
+        if len(set(ranks.gather(data_number))) > 1:  # such as: a reference ran out of time in one
             raise ValueError("the processes have loaded different problems: start the run again")
         self.made_of = {"settings": asdict(config), "data": data_number}
 
@@ -209,13 +210,16 @@ class State:
 
 def check_fit(sample: Sampler, problems: list) -> None:
     """ValueError if no first prompt leaves room for an answer."""
-    prompts = [first_messages(problem) for problem in problems[:200]]
-    shortest = min(len(encode(sample.tokenizer, p, sample.enable_thinking)) for p in prompts)
-    if shortest + sample.max_new_tokens > sample.context:
-        raise ValueError(
-            f"none of {len(prompts)} prompts fits: the shortest has {shortest} tokens, the model's "
-            f"context holds {sample.context}, --max-new-tokens asks for {sample.max_new_tokens}"
-        )
+    sizes = []
+    for problem in problems:
+        ids = encode(sample.tokenizer, first_messages(problem), sample.enable_thinking)
+        sizes.append(len(ids))
+        if len(ids) + sample.max_new_tokens <= sample.context:
+            return
+    raise ValueError(
+        f"none of {len(sizes)} prompts fits: the shortest has {min(sizes)} tokens, the model's "
+        f"context holds {sample.context}, --max-new-tokens asks for {sample.max_new_tokens}"
+    )
 
 
 def trees_of_all(trees: list[Node]) -> list[Node]:

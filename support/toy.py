@@ -82,8 +82,8 @@ def doctest_problem(rng: random.Random, split: str) -> Problem:
         docstring = rng.choice(list(PROGRAMS[level]))
         program = rng.choice(PROGRAMS[level][docstring])
         xs = rng.sample(INPUTS, 6)  # the first is the example in the prompt
-        # The tiny model cannot do additions that it never saw. So an easy test problem may have a
-        # prompt that is in the training split, with another hidden input.
+        # The tiny model cannot do additions that it never saw, and easy problems are additions. So
+        # for these the first hidden input decides, too: each prompt is in both splits.
         decides = xs[:2] if level == "easy" else xs[0]
         is_test = zlib.crc32(f"{program} | {decides}".encode()) % 5 == 0
         its_split = "test" if is_test else "train"
@@ -95,9 +95,10 @@ def doctest_problem(rng: random.Random, split: str) -> Problem:
     return Problem(name, prompt, tests, entry_point="f", **rest)
 
 
-# One test, so the reward is 0 or 1. `x < guess` holds for `guess` inputs: sum(got) is the guess. Of
-# all wrong inputs the test takes the one next to the guess, so its message says "too low" or "too
-# high". (The distance of x + 1/2 from the guess, times 2 to have whole numbers.)
+# One test, so the reward is 0 or 1. `x < guess` is true for `guess` inputs: sum(got) is the guess.
+# The inputs between guess and k come out wrong. The test takes the one next to the guess: that is
+# guess if it is too low (expected True), else guess - 1 (expected False). `min` compares the
+# distances of x + 1/2 from the guess, times 2 to have whole numbers.
 CUTOFF_TEST = """\
 got = [f(x) for x in range(17)]
 wrong = [x for x in range(17) if got[x] != (x < {k})]
@@ -135,8 +136,12 @@ def demonstration(world: str, rng: random.Random) -> tuple[Messages, str]:
 
 
 def doctest_demonstration(problem: Problem, rng: random.Random) -> tuple[Messages, str]:
-    """First attempts: 70% right. Later ones: 40% right, 50% the failed attempt again, as small real
-    models do. The others are popular programs. Half of all chats have a failed attempt."""
+    """Half of the chats have failed attempts. Half of the further ones repeat the one before.
+
+    Then comes the program to imitate. As a first attempt it is right in 70% of the cases, as a
+    later one in 40%; there 50% repeat the failed attempt, as small real models do. Else it is a
+    popular program, one from the first part of the list.
+    """
     docstring = problem.prompt.split("\n")[0].removeprefix("# ")
     listed = PROGRAMS[problem.difficulty][docstring]
     messages, failed = first_messages(problem), ""
@@ -163,7 +168,7 @@ def cutoff_demonstration(problem: Problem, rng: random.Random) -> tuple[Messages
         if not feedback:
             break  # solved
         messages = refinement_messages(messages, f"{DEF}x < {guess}", feedback)
-        if feedback.endswith("True"):
+        if feedback.endswith("True"):  # expected True: k is larger
             low = max(low, guess + 1)
         else:
             high = min(high, guess - 1)
@@ -206,11 +211,11 @@ def make_model(vocabulary: int, seed: int) -> Qwen3ForCausalLM:
     sizes = {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 192, "head_dim": 16}
     sizes |= {"num_attention_heads": 4, "num_key_value_heads": 4, "max_position_embeddings": 256}
     tokens = {"vocab_size": vocabulary, "pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3}
-    rest = {"initializer_range": 0.05, "tie_word_embeddings": True}  # with 0.02 it learns slower
-    return Qwen3ForCausalLM(Qwen3Config(**sizes, **tokens, **rest))
+    weights = {"tie_word_embeddings": True, "initializer_range": 0.05}  # with 0.02 it learns slower
+    return Qwen3ForCausalLM(Qwen3Config(**sizes, **tokens, **weights))
 
 
-RECIPE = 1  # raise it when the code below makes another base model than before
+RECIPE = 1  # raise it when this file makes another base model than before
 DEMONSTRATIONS = 24_000
 RATE = 2.5e-3
 SAVE_EVERY = 100  # steps

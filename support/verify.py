@@ -27,7 +27,8 @@ def verified(found: dict, execute: Callable, left_out: dict) -> dict:
     """The problems that can be scored; `left_out` gets a reason for each of the others.
 
     The program that does nothing must fail. The reference must pass, and any program gets at least
-    three times its CPU seconds, whatever --timeout says. A public test that it fails is not shown.
+    three times the reference's CPU seconds, whatever --timeout says. A public test that the
+    reference fails is public no longer.
     """
     jobs = {}  # (label, what): job; what is "nothing", "reference" or the repr of a public test
     for label, problem in found.items():
@@ -38,8 +39,9 @@ def verified(found: dict, execute: Callable, left_out: dict) -> dict:
         jobs[label, "reference"] = (patient, problem.reference)
         for test in problem.public_tests:
             if test not in problem.tests:
+                # Without an id: problems.run_and_tell reports only whole references.
                 alone = replace(patient, id="", tests=[test], public_tests=[])
-                jobs[label, repr(test)] = (alone, problem.reference)
+                jobs[label, repr(test)] = (alone, problem.reference)  # a list can be no key
     results = dict(zip(jobs, execute(list(jobs.values())), strict=True))
 
     usable = {}
@@ -73,11 +75,11 @@ def why_unusable(nothing: Any, reference: Any) -> str:
 
 
 def remembering(execute: Callable, file: Path) -> Callable:
-    """`execute`, but verdicts in `file` are used again, with the same executor and Python."""
-    executor = hashlib.sha256(b"".join((ROOT / name).read_bytes() for name in EXECUTOR)).hexdigest()
+    """`execute`, but a verdict comes from `file` if the same executor and Python gave it before."""
+    version = hashlib.sha256(b"".join((ROOT / name).read_bytes() for name in EXECUTOR)).hexdigest()
 
     def run(jobs: list) -> list:
-        texts = [json.dumps([asdict(p), code, sys.version, executor]) for p, code in jobs]
+        texts = [json.dumps([asdict(p), code, sys.version, version]) for p, code in jobs]
         keys = [hashlib.sha256(text.encode()).hexdigest() for text in texts]
         saved: dict[str, dict] = {}
         with suppress(OSError, ValueError, TypeError):  # no file yet, or a damaged one
@@ -88,9 +90,10 @@ def remembering(execute: Callable, file: Path) -> Callable:
             results = execute(list(missing.values()))
             for (key, (_, code)), result in zip(missing.items(), results, strict=True):
                 verdicts[key] = asdict(result)
-                # A timeout, or an error of a reference, may be due to this machine: it is not kept.
-                is_error = result.status == "error" and code == NOTHING
-                if result.status in ("passed", "failed") or is_error:
+                # Kept is what would be the same elsewhere. A timeout may not be, nor the error of a
+                # reference (a missing package). The error of the program that does nothing is.
+                is_expected = result.status == "error" and code == NOTHING
+                if result.status in ("passed", "failed") or is_expected:
                     saved[key] = verdicts[key]
             with suppress(OSError):  # a folder that nobody may write to: they are run again
                 file.parent.mkdir(parents=True, exist_ok=True)
