@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn.utils import parameters_to_vector
 
 import murphy
 from grpo import grpo_loss, pad_rows, token_logprobs
@@ -38,7 +39,11 @@ def rows_of(nodes):
 
 
 def weights(model):
-    return torch.cat([p.detach().flatten() for p in model.parameters()])
+    return parameters_to_vector(model.parameters()).detach()
+
+
+def gradient(model):
+    return parameters_to_vector(p.grad for p in model.parameters())
 
 
 def optimise(model, nodes, lr=0.0, reference=None, **more):
@@ -48,26 +53,21 @@ def optimise(model, nodes, lr=0.0, reference=None, **more):
     return update(model, optimizer, nodes, config, reference)
 
 
-def gradient(model, nodes, seed=0, **more):
+def gradient_of_update(model, nodes, seed=0, **more):
     torch.manual_seed(seed)  # it decides the order of the nodes
     model = copy.deepcopy(model)
     optimise(model, nodes, **more)
-    return torch.cat([p.grad.flatten() for p in model.parameters()])
+    return gradient(model)
 
 
-def padded_loss(model, nodes, advantages, **more):
-    """The loss of one padded batch of all nodes: grpo.py alone."""
-    ids, attention, mask = pad_rows(rows_of(nodes), 0)
-    logp = token_logprobs(model, ids, attention, mask)
-    return grpo_loss(logp, None, torch.tensor(advantages), mask, **more)[0]
-
-
-def assert_gradient_of_padded(found, model, nodes, norm, denominator):
+def grpo_alone(model, nodes, **more):
+    """Loss and gradient of one padded batch of all nodes, by grpo.py alone."""
     model = copy.deepcopy(model)
-    advantages = [n.advantage for n in nodes]
-    padded_loss(model, nodes, advantages, norm=norm, denominator=denominator).backward()
-    expected = torch.cat([p.grad.flatten() for p in model.parameters()])
-    assert torch.allclose(found, expected, rtol=1e-5, atol=1e-6 * expected.abs().max())
+    *batch, mask = pad_rows(rows_of(nodes), 0)
+    logp = token_logprobs(model, *batch, mask)
+    loss, _ = grpo_loss(logp, None, torch.tensor([n.advantage for n in nodes]), mask, **more)
+    loss.backward()
+    return loss.item(), gradient(model)
 
 
 # What is chosen
@@ -133,12 +133,10 @@ def test_with_one_turn_every_rule_is_grpo_to_the_last_bit(qwen):
         seen.append((stats["loss"], stats["grad_norm"], weights(model).tolist()))
     assert seen[0] == seen[1] == seen[2]
     # GRPO written out: advantages of the rewards in one group, one clipped loss over all rows.
-    loss = padded_loss(qwen, kept, group_advantages(rewards))
-    loss.backward()
-    squares = [p.grad.square().sum() for p in qwen.parameters()]
-    found_loss, found_norm, _ = seen[0]
-    assert found_loss == pytest.approx(loss.item(), abs=1e-6)
-    assert found_norm == pytest.approx(torch.sqrt(sum(squares)).item(), rel=1e-4)
+    assert [node.advantage for node in kept] == group_advantages(rewards)
+    loss, expected = grpo_alone(qwen, kept)
+    assert seen[0][0] == pytest.approx(loss, abs=1e-6)
+    assert seen[0][1] == pytest.approx(expected.norm().item(), rel=1e-4)
 
 
 # What is trained on
@@ -150,19 +148,22 @@ NORMS = [("sequence", 7, 6), ("token", 28, 24), ("constant", 112, 96)]
 
 @pytest.mark.parametrize("norm, of_seven, of_six", NORMS)
 def test_the_gradient_is_that_of_one_padded_batch(qwen, monkeypatch, norm, of_seven, of_six):
+    def check(expected, seed=0, **more):
+        found = gradient_of_update(qwen, nodes, seed, loss_norm=norm, **more)
+        assert torch.allclose(found, expected, rtol=1e-5, atol=1e-6 * expected.abs().max())
+
     nodes, rows = seven_nodes(), []
     spy(monkeypatch, "rows_logprobs", lambda model, some, *_: rows.extend(some))
+    _, expected = grpo_alone(qwen, nodes, norm=norm, denominator=of_seven)
     for budget in (1, 17, 40, 10_000):  # however it is cut, packed and ordered
         rows.clear()
-        found = gradient(qwen, nodes, seed=budget, loss_norm=norm, micro_tokens=budget)
-        assert_gradient_of_padded(found, qwen, nodes, norm, of_seven)
+        check(expected, seed=budget, micro_tokens=budget)
         assert len(rows) == 5  # those without an advantage are in the denominator only
 
     nodes[3].truncated = True  # four tokens, the largest advantage
-    found = gradient(qwen, nodes, loss_norm=norm)
-    assert_gradient_of_padded(found, qwen, nodes, norm, of_seven)  # trained on as it is
-    found = gradient(qwen, nodes, loss_norm=norm, mask_truncated=True)
-    assert_gradient_of_padded(found, qwen, nodes[:3] + nodes[4:], norm, of_six)
+    check(expected)  # trained on as it is
+    _, expected = grpo_alone(qwen, nodes[:3] + nodes[4:], norm=norm, denominator=of_six)
+    check(expected, mask_truncated=True)
 
 
 @pytest.mark.parametrize(
@@ -172,10 +173,10 @@ def test_with_recomputed_layers_the_gradient_is_the_same(kind, part, request):
     model, calls = request.getfixturevalue(kind), []
     layer = model.get_submodule(part)
     layer.register_forward_pre_hook(lambda *_: calls.append(torch.is_grad_enabled()))
-    expected = gradient(model, seven_nodes())
+    expected = gradient_of_update(model, seven_nodes())
     once = sum(calls)
     recompute_layers(model)
-    found = gradient(model, seven_nodes())
+    found = gradient_of_update(model, seven_nodes())
     assert sum(calls) == 3 * once  # now in the forward, and again in the backward
     assert torch.allclose(found, expected, atol=1e-6)  # although GPT-2 has dropout
 
@@ -250,20 +251,15 @@ def test_a_whole_run_on_the_command_line(base, tmp_path, monkeypatch, capsys):
     for text in ("Before: 6 held-out problems", "After 2 steps", "--learning-rate 1e-06"):
         assert text in said
 
-    def spoil(folder):
-        (folder / "trees.jsonl").write_text("[" * 99_999)
-        return "the curves"
-
-    monkeypatch.setattr(murphy, "plot", spoil)
+    # A log that somebody changed costs a run nothing but its drawing.
+    spy(monkeypatch, "plot", lambda folder: (folder / "trees.jsonl").write_text("[" * 99_999))
     grpo = ["--model=run", "--turns=1", "--credit=none", "--steps=1", "--output=grpo"]
     murphy.main(arguments + grpo)  # what was saved loads again
-    # Two problems, one turn, groups of three.
     (line,) = lines_of(tmp_path / "grpo" / "metrics.jsonl")
-    assert line["programs"] == 6
-    # A log that somebody changed costs a run nothing but its drawing.
+    assert line["programs"] == 6  # two problems, one turn, groups of three
     said = capsys.readouterr().out
     assert said.count("The run is whole, but its logs cannot be shown: ") == 1
-    for text in ("After 1 steps", "the curves", "Everything is in grpo"):
+    for text in ("After 1 steps", "curves.png", "Everything is in grpo"):
         assert text in said
 
 

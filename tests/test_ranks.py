@@ -1,7 +1,6 @@
 """Several processes are one: the update, a whole run, a kill, another number of ranks."""
 
 import contextlib
-import copy
 import itertools
 import json
 import multiprocessing
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch.distributed.tensor import DTensor
+from torch.nn.utils import parameters_to_vector
 
 import executor
 import murphy
@@ -28,9 +28,8 @@ FORKS.set_forkserver_preload(["murphy"])
 
 def ranked(function, rank, count, port, arguments):
     torch.set_num_threads(1)  # as here: threads change the order of float sums
-    place = {"RANK": rank, "WORLD_SIZE": count, "LOCAL_RANK": rank}
-    place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    os.environ |= {name: str(value) for name, value in place.items()}
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(count), "LOCAL_RANK": str(rank)}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     executor.self_check = lambda: None  # slow, and tested elsewhere, as is the picture
     murphy.plot = str
     function(*arguments)
@@ -38,8 +37,7 @@ def ranked(function, rank, count, port, arguments):
 
 def start(count, function, *arguments):
     """Processes that find each other as under torchrun."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
+    with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     started = []
     for rank in range(count):
@@ -55,9 +53,8 @@ def finish(processes):
     assert [process.exitcode for process in processes] == [0] * len(processes)
 
 
-# One update of seven attempts. A case: the rank that holds each of them, and settings. Where there
-# are only two ranks, the second also holds what is the third's.
-
+# One update of seven attempts. A case: the rank that holds each attempt, and settings. With two
+# ranks, the second one also holds the attempts of the third.
 CASES = [
     ([0, 0, 0, 1, 1, 2, 2], {"beta": 0.1, "minibatches": 2, "gradient_checkpointing": True}),
     ([0, 0, 0, 1, 1, 2, 2], {"loss_norm": "token", "micro_tokens": 12}),
@@ -68,12 +65,11 @@ ALL = list(itertools.product(("Qwen2", "Mistral"), range(len(CASES))))  # packed
 
 def seven_nodes():
     torch.manual_seed(3)
-    made = []
-    for i, advantage in enumerate([1.0, -0.5, 0.0, 2.0, -1.0, 0.0, 0.3]):
-        prompt = torch.randint(5, 90, (2 + i % 3,)).tolist()
-        completion = torch.randint(5, 90, (1 + i,)).tolist()
-        made.append(Node(1, advantage=advantage, prompt_ids=prompt, completion_ids=completion))
-    return made
+    nodes = [Node(1, advantage=value) for value in (1.0, -0.5, 0.0, 2.0, -1.0, 0.0, 0.3)]
+    for i, node in enumerate(nodes):
+        node.prompt_ids = torch.randint(5, 90, (2 + i % 3,)).tolist()
+        node.completion_ids = torch.randint(5, 90, (1 + i,)).tolist()
+    return nodes
 
 
 def updated(family, number):
@@ -81,17 +77,12 @@ def updated(family, number):
     owners, more = CASES[number]
     config = Config(**{"minibatches": 1, "grad_clip": 1e9, **more})
     model = tiny(family).double()  # in float32 the first step's rounding shows in the second
-    last = ranks.count() - 1
-    pairs = zip(seven_nodes(), owners, strict=True)
-    mine = [node for node, owner in pairs if min(owner, last) == ranks.rank()]
-
+    here = [min(owner, ranks.count() - 1) == ranks.rank() for owner in owners]
+    mine = list(itertools.compress(seven_nodes(), here))
     reference = None
     if config.beta:
-        torch.manual_seed(8)
-        reference = copy.deepcopy(model)
-        for weight in reference.parameters():  # or the KL would be 0
-            weight.data += 0.01 * torch.randn_like(weight)
-        reference = ranks.shard(reference.requires_grad_(False))
+        other = tiny(family, initializer_range=0.29)  # with equal weights the KL would be 0
+        reference = ranks.shard(other.double().requires_grad_(False))
     if config.gradient_checkpointing:
         state.recompute_layers(model)
     model = ranks.shard(model)
@@ -99,33 +90,29 @@ def updated(family, number):
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.0, eps=0.01)
     torch.manual_seed(5)
     numbers = murphy.update(model, optimizer, mine, config, reference)
-    gradient = torch.cat([ranks.whole(p.grad).flatten() for p in model.parameters()])
-    weights = torch.cat([ranks.whole(p.detach()).flatten() for p in model.parameters()])
-    moments = [moment["exp_avg"] for moment in optimizer.state.values()]
-    tensors = [*model.parameters(), *moments]
-    local = [t.to_local() if isinstance(t, DTensor) else t for t in tensors]
+    gradient = parameters_to_vector([ranks.whole(p.grad) for p in model.parameters()])
+    weights = parameters_to_vector([ranks.whole(p.detach()) for p in model.parameters()])
+    held = [*model.parameters(), *(moment["exp_avg"] for moment in optimizer.state.values())]
+    local = [t.to_local() if isinstance(t, DTensor) else t for t in held]
     return numbers, gradient, weights, sum(t.numel() for t in local)
 
 
 def update_all(folder):
     ranks.join(torch.device("cpu"))
-    for family, number in ALL:
-        torch.save(updated(family, number), f"{folder}/{family}-{number}-{ranks.rank()}")
+    torch.save([updated(*case) for case in ALL], f"{folder}/{ranks.count()}-{ranks.rank()}")
 
 
 def test_the_update_of_several_ranks_is_that_of_one_process(tmp_path):
     for count in (2, 3):
-        (tmp_path / str(count)).mkdir()
-        finish(start(count, update_all, f"{tmp_path}/{count}"))
-    for family, number in ALL:
-        numbers, gradient, weights, held = updated(family, number)  # in this process, alone
+        finish(start(count, update_all, tmp_path))
+    for number, case in enumerate(ALL):
+        numbers, gradient, weights, held = updated(*case)  # in this process, alone
         for count, rank in [(2, 0), (2, 1), (3, 0), (3, 1), (3, 2)]:
-            found = torch.load(tmp_path / str(count) / f"{family}-{number}-{rank}")
-            its_numbers, its_gradient, its_weights, its_share = found
-            assert its_numbers == pytest.approx(numbers, rel=1e-6, abs=1e-9), CASES[number]
-            assert (its_gradient - gradient).norm() <= 1e-6 * gradient.norm(), CASES[number]
-            assert (its_weights - weights).norm() <= 1e-6 * weights.norm(), CASES[number]
-            assert its_share <= held / count * 1.05
+            found = torch.load(tmp_path / f"{count}-{rank}")[number]
+            assert found[0] == pytest.approx(numbers, rel=1e-6, abs=1e-9), case
+            assert (found[1] - gradient).norm() <= 1e-6 * gradient.norm(), case
+            assert (found[2] - weights).norm() <= 1e-6 * weights.norm(), case
+            assert found[3] <= held / count * 1.05
 
 
 # Settings of a small run, here and in test_run.py
@@ -135,9 +122,9 @@ SMALL |= {"learning_rate": 1e-3, "eval_count": 4, "eval_iterations": 2, "micro_t
 
 @pytest.fixture
 def small(base, tmp_path):
-    settings = SMALL | {"model": base, "steps": 3, "log_trees_every": 2, "eval_every": 0}
-    settings |= {"save_every": 1}
-    return lambda name, **more: Config(**{**settings, "output": str(tmp_path / name), **more})
+    often = {"steps": 3, "log_trees_every": 2, "eval_every": 0, "save_every": 1}
+    own = SMALL | often | {"model": base}
+    return lambda name, **more: Config(**{**own, "output": str(tmp_path / name), **more})
 
 
 def lines_of(log):
@@ -162,8 +149,8 @@ def test_a_run_of_two_killed_and_resumed_is_the_undisturbed_run(small):
     whole, broken = small("whole"), small("broken")
     finish(start(2, murphy.train, whole))
     first, second = start(2, train_and_signal, broken, 1, 1, signal.SIGKILL)
-    first.join(300)  # it ends with an error and does not wait for ever
     second.join(300)
+    first.join(300)  # it ends with an error and does not wait for ever
     assert first.exitcode not in (0, None) and second.exitcode == -signal.SIGKILL
     folder = Path(broken.output)
     assert run.load(folder)["step"] == 1
@@ -206,8 +193,7 @@ def test_one_process_gathers_itself_and_samples_with_the_model(qwen):
     assert ranks.sampling_copy(qwen) is ranks.shard(qwen) is qwen
     dealt = ranks.share(["a", "b", "c", "d", "e"], 2)
     assert sorted(sum((own for _, own in dealt), [])) == [0, 1, 2, 3, 4]
-    for values, own in dealt:
-        assert values == ["abcde"[place] for place in own]
+    assert all(values == ["abcde"[place] for place in own] for values, own in dealt)
 
 
 def test_a_checkpoint_before_the_first_step_does_not_count_as_a_step():
