@@ -1,12 +1,15 @@
 """toy.py: the worlds are as described, the tokenizer spells their texts, a killed base goes on."""
 
 import random
+from functools import partial
 from itertools import product
+from unittest.mock import DEFAULT, Mock
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn.utils import parameters_to_vector
 
 import executor
 from support import toy
@@ -18,32 +21,35 @@ def programs_behind(problem):
     return toy.PROGRAMS[problem.difficulty][docstring]
 
 
-def test_feedback_in_demonstrations_is_the_executors_and_references_pass():
-    rng, jobs, said = random.Random(1), [], []
-    for problem in toy.problems("doctest", "train", 40):
-        program = rng.choice(programs_behind(problem))
-        jobs += [(problem, problem.reference), (problem, toy.DEF + program)]
-        said += ["", toy.feedback_on(problem, program)]
-    for result, feedback in zip(executor.run_many(jobs, feedback_tests=1), said, strict=True):
+def assert_executor_says(cases, **options):
+    """A case: a problem, a program, and the feedback on it; "" if it passes."""
+    results = executor.run_many([case[:2] for case in cases], **options)
+    for result, (_, _, feedback) in zip(results, cases, strict=True):
         assert result.feedback == (feedback or "All tests passed.")
         assert (result.reward == 1.0) == (feedback == "")
 
 
+def test_feedback_in_demonstrations_is_the_executors_and_references_pass():
+    rng, cases = random.Random(1), []
+    for problem in toy.problems("doctest", "train", 40):
+        program = rng.choice(programs_behind(problem))
+        cases.append((problem, problem.reference, ""))
+        cases.append((problem, toy.DEF + program, toy.feedback_on(problem, program)))
+    assert_executor_says(cases, feedback_tests=1)
+
+
 def test_cutoff_feedback_says_too_low_or_too_high_next_to_the_guess():
-    jobs, said = [], []
+    cases = []
     for k, guess in product((1, 5, 16), range(1, 17)):
         problem, near = toy.cutoff_problem(k), guess - 1 if guess > k else guess
-        jobs.append((problem, f"{toy.DEF}x < {guess}"))
         wrong = f"Test 1 failed: f({near}) returned {guess > k}, expected {guess < k}"
-        said.append("" if guess == k else wrong)
-        assert toy.feedback_on(problem, f"x < {guess}") == said[-1]
-        assert (jobs[-1][1] == problem.reference) == (guess == k)
+        cases.append((problem, f"{toy.DEF}x < {guess}", "" if guess == k else wrong))
+        assert toy.feedback_on(problem, f"x < {guess}") == cases[-1][2]
+        assert (cases[-1][1] == problem.reference) == (guess == k)
+    assert_executor_says(cases)
     lazy = "def f(x): return x < 5 if x in (4, 5) else x < 9"  # right next to its guess alone
-    *results, last = executor.run_many([*jobs, (toy.cutoff_problem(5), lazy)])
-    for result, feedback in zip(results, said, strict=True):
-        assert result.feedback == (feedback or "All tests passed.")
-        assert (result.total, result.reward) == (1, feedback == "")
-    assert last.reward == 0
+    (result,) = executor.run_many([(toy.cutoff_problem(5), lazy)])
+    assert (result.total, result.reward) == (1, 0)
 
 
 def test_doctest_problems_show_one_of_six_tests_and_the_splits_are_apart():
@@ -78,22 +84,19 @@ def test_every_demonstration_is_spelt_exactly_and_imitates_a_consistent_chat(wor
     answer = tokenizer(program, add_special_tokens=False)["input_ids"]
     assert tokenizer.unk_token_id not in ids + answer
     assert tokenizer.decode(answer) == program
+    assert world == "doctest" or 1 <= int(program.split()[-1]) <= 16
     for attempt, reply in zip(messages[1::2], messages[2::2], strict=True):
-        assert attempt["content"].startswith(toy.DEF)
-        assert "Test " in reply["content"]
+        assert attempt["content"].startswith(toy.DEF) and "Test " in reply["content"]
         if world == "cutoff":  # the imitated guess is one that the feedback leaves open
             problem = toy.cutoff_problem(int(program.split()[-1]))
             feedback = toy.feedback_on(problem, attempt["content"])
             assert feedback != "" and feedback in reply["content"]
-    assert world == "doctest" or 1 <= int(program.split()[-1]) <= 16
 
 
 def test_the_demonstrator_repeats_itself_as_often_as_its_docstring_says():
-    rng, repeated = random.Random(0), []
-    for _ in range(1500):
-        messages, program = toy.demonstration("doctest", rng)
-        if len(messages) > 1:
-            repeated.append(program == messages[-2]["content"])
+    rng = random.Random(0)
+    chats = [toy.demonstration("doctest", rng) for _ in range(1500)]
+    repeated = [program == chat[-2]["content"] for chat, program in chats if len(chat) > 1]
     assert 0.45 < len(repeated) / 1500 < 0.55  # half of all chats have a failed attempt
     assert 0.45 < sum(repeated) / len(repeated) < 0.60  # half repeat it; some draw it by chance
 
@@ -105,15 +108,13 @@ def test_text_that_the_tokenizer_does_not_know_becomes_unk_and_is_not_lost():
 
 
 def weights(path):
-    model, _ = load_model(str(path), torch.device("cpu"))
-    return torch.cat([p.detach().flatten() for p in model.parameters()])
+    return parameters_to_vector(load_model(str(path), torch.device("cpu"))[0].parameters())
 
 
 def test_a_base_model_is_made_once_and_depends_on_its_seed(tmp_path, monkeypatch, capsys):
     earlier = tmp_path / "base-cutoff-seed7-1500x64-ada03c44"  # of an earlier version of the code
     earlier.mkdir()
     assert toy.base_model("cutoff", 7, tmp_path) == earlier
-
     path = toy.base_model("doctest", 0, tmp_path, steps=2, batch=4)
     assert "making a tiny model for world 'doctest'" in capsys.readouterr().out
     first = weights(path)
@@ -125,26 +126,20 @@ def test_a_base_model_is_made_once_and_depends_on_its_seed(tmp_path, monkeypatch
 
 
 def test_a_warm_start_that_is_killed_goes_on_from_its_checkpoint(tmp_path, monkeypatch):
-    real, made, threads = toy.save, [], []
+    make, threads = partial(toy.base_model, "cutoff", 0, steps=5, batch=4), []
     monkeypatch.setattr(toy, "SAVE_EVERY", 2)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
     monkeypatch.setattr(torch, "set_num_threads", threads.append)  # seven would be slow
-    whole = weights(toy.base_model("cutoff", 0, tmp_path / "whole", steps=5, batch=4))
-
-    def save_and_die(folder, state):
-        real(folder, state)
-        made.append(state["step"])
-        if state["step"] == 2:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(toy, "save", save_and_die)
-    with pytest.raises(KeyboardInterrupt):
-        toy.base_model("cutoff", 0, tmp_path / "killed", steps=5, batch=4)
+    whole = weights(make(tmp_path / "whole"))
+    save = Mock(wraps=toy.save, side_effect=[DEFAULT, KeyboardInterrupt, DEFAULT])
+    monkeypatch.setattr(toy, "save", save)
+    with pytest.raises(KeyboardInterrupt):  # in the second save
+        make(tmp_path / "killed")
     assert threads == [1, 7] * 2  # one is used, and the caller's come back
-    (unfinished,) = (tmp_path / "killed").iterdir()
-    assert unfinished.name.endswith(".unfinished")
-    path = toy.base_model("cutoff", 0, tmp_path / "killed", steps=5, batch=4)
-    assert made == [2, 4] and [*path.parent.iterdir()] == [path]
+    assert [path.suffix for path in (tmp_path / "killed").iterdir()] == [".unfinished"]
+    path = make(tmp_path / "killed")
+    assert [call.args[1]["step"] for call in save.call_args_list] == [2, 4, 4]
+    assert [*path.parent.iterdir()] == [path]
     assert torch.equal(weights(path), whole)
 
 
