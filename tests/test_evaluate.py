@@ -8,6 +8,7 @@ import json
 import math
 import shutil
 from types import SimpleNamespace
+from unittest.mock import DEFAULT, Mock
 
 import numpy as np
 import pytest
@@ -30,14 +31,14 @@ def problem(name, public=("t1",), difficulty=None):
     return Problem(name, name, ["t1", "t2"], list(public), "f", difficulty=difficulty)
 
 
+def result(word):
+    reward, passed = WORTH[word]
+    told = {"feedback": f"{word} failed t1", "status": "passed" if reward == 1 else "failed"}
+    return SimpleNamespace(reward=reward, public_passed=passed, **told)
+
+
 def execute(jobs):
-    results = []
-    for _, word in jobs:
-        reward, passed = WORTH[word]
-        status = "passed" if reward == 1 else "failed"
-        told = {"status": status, "feedback": f"{word} failed t1", "public_passed": passed}
-        results.append(SimpleNamespace(reward=reward, **told))
-    return results
+    return [result(word) for _, word in jobs]
 
 
 def answers(words):
@@ -47,13 +48,18 @@ def answers(words):
 
 
 def scripted(script):
-    """A sampler: at turn t it answers problem p with script[p][t - 1], later with the last word."""
+    """A sampler: at turn t it answers problem p with script[p][t - 1]; it fails after the last."""
 
-    def word(prompt):
-        line = script[prompt[0]["content"]]
-        return line[min(len(prompt) // 2, len(line) - 1)]
+    def sample(prompts, n):
+        return answers(script[prompt[0]["content"]][len(prompt) // 2] for prompt in prompts)
 
-    return lambda prompts, n: answers(map(word, prompts))
+    return sample
+
+
+def in_order(words):
+    """A sampler that answers with these words, one after the other; it records its calls."""
+    rest = iter(words)
+    return Mock(side_effect=lambda prompts, n: answers([next(rest) for _ in prompts]))
 
 
 def summary_of(script, iterations):
@@ -139,15 +145,11 @@ def test_no_hidden_test_is_in_any_prompt_unless_oracle_is_asked_for(tmp_path):  
     mine = tmp_path / "p.jsonl"
     mine.write_text(json.dumps(row))
     third = "def f(x):\n    return x if x > 0 | 1 or x == 1 else '<|endoftext|>'"
-    texts = ["def f(x): return 0", "def f(x): return 1 / 0", third, third]
-
-    def sample(prompts, n):
-        return [[Completion(texts[len(prompt) // 2])] for prompt in prompts]
-
+    programs = ["def f(x): return 0", "def f(x): return 1 / 0", third, third]
     statuses = ["failed", "error", "failed", "failed"]
     for oracle, kind, count in ((False, "public", 3), (True, "oracle", 4)):
         problems = evaluate.find_problems(evaluate.EvalConfig("m", benchmark=mine, oracle=oracle))
-        rows = attempt_rows(problems, sample, executor.run_many, 4)
+        rows = attempt_rows(problems, in_order(programs), executor.run_many, 4)
         assert [row["status"] for row in rows] == statuses[:count]
         assert rows[2]["code"] == third  # as it was written
         told = json.dumps([[row["prompt"], row["feedback"]] for row in rows])
@@ -163,34 +165,23 @@ WORDS = st.lists(st.sampled_from(list(WORTH)), min_size=4, max_size=4)
 @given(st.lists(WORDS, min_size=1, max_size=6), st.integers(1, 4))
 def test_iter_k_never_falls_and_a_naive_loop_agrees(scripts, iterations):
     summary = summary_of({str(i): line for i, line in enumerate(scripts)}, iterations)
-    solved_at = []  # the turn of each chain's first solution, if it has one
+    solved = [0] * iterations  # how many chains are solved by each turn
     for line in scripts:
-        for turn, word in enumerate(line[:iterations], 1):
+        for turn, word in enumerate(line[:iterations]):
             reward, public_passed = WORTH[word]
-            if reward == 1:
-                solved_at.append(turn)
+            solved[turn] += reward == 1
             if reward == 1 or public_passed:
                 break
+    shares = [count / len(scripts) for count in itertools.accumulate(solved)]
     got = values(summary["Iter-k"])
-    for k in range(1, iterations + 1):
-        solved = sum(turn <= k for turn in solved_at)
-        assert got[k - 1] == pytest.approx(solved / len(scripts))
-    assert got == sorted(got)
+    assert got == pytest.approx(shares) and got == sorted(got)
     assert all(s["low"] <= s["value"] <= s["high"] for s in summary["Iter-k"]["all"])
 
 
 def test_samples_are_independent_chains_and_the_control_has_as_many_attempts():
     # Two chains of p and two of q: their first turns, then the second ones of the three failures.
-    chains = iter(["wrong", "wrong", "right", "wrong"] + ["right", "wrong", "overfit"])
-    lone, seen = iter(["wrong", "wrong", "right", "wrong"] + ["wrong"] * 4), []
-
-    def sample(prompts, n):
-        return answers([next(chains) for _ in prompts])
-
-    def control(prompts, n):
-        seen.extend(prompts)
-        return answers([next(lone) for _ in prompts])
-
+    sample = in_order(["wrong", "wrong", "right", "wrong"] + ["right", "wrong", "overfit"])
+    control = in_order(["wrong", "wrong", "right", "wrong"] + ["wrong"] * 4)
     problems = [problem("p"), problem("q")]
     summary = evaluate.evaluate(problems, sample, execute, 2, samples=2, control=control)
     p, q = summary["problems"].values()
@@ -201,7 +192,8 @@ def test_samples_are_independent_chains_and_the_control_has_as_many_attempts():
     assert p["control"] == [None, None, 1, None]  # 2 samples * 2 iterations
     assert values(summary["pass@k"]) == [pass_at_k(4, 1, 1) / 2, pass_at_k(4, 1, 2) / 2]
     assert summary["control"]["attempts"] == 8 and "pass@k" in table(summary)
-    assert all(len(prompt) == 1 for prompt in seen)  # it never sees feedback
+    asked = [prompt for call in control.call_args_list for prompt in call.args[0]]
+    assert len(asked) == 8 and all(len(prompt) == 1 for prompt in asked)  # it sees no feedback
 
 
 def test_a_summary_counts_attempts_and_groups_problems_by_difficulty():
@@ -252,16 +244,9 @@ def test_shared_by_two_processes_is_one_whole_run(base, tmp_path, capsys, monkey
     assert result["chain"]["attempts"] >= 10 and result["control"]["attempts"] == 20
     assert result["settings"] == json.loads(whole["settings.json"])
 
-    calls = []
-
-    def interrupted(problems, *rest):
-        calls.append(1)
-        if len(calls) == 2:
-            raise SystemExit(130)  # Ctrl-C
-        return attempt_rows(problems, *rest)
-
     arguments = command(base, tmp_path / "parts", *more)
-    monkeypatch.setattr(evaluate, "attempt_rows", interrupted)
+    work = Mock(wraps=attempt_rows, side_effect=[DEFAULT, SystemExit(130)])  # Ctrl-C in chunk 2
+    monkeypatch.setattr(evaluate, "attempt_rows", work)
     with pytest.raises(SystemExit, match="130"):
         evaluate.main(arguments)
     rows = files(tmp_path / "parts")["samples.jsonl"]
@@ -271,7 +256,7 @@ def test_shared_by_two_processes_is_one_whole_run(base, tmp_path, capsys, monkey
     assert files(tmp_path / "parts") == whole
 
     evaluate.main(arguments)  # and one that is finished is only shown
-    assert len(calls) == 2 and files(tmp_path / "parts") == whole
+    assert work.call_count == 2 and files(tmp_path / "parts") == whole
 
 
 def refused(sentence, arguments):
