@@ -71,9 +71,6 @@ def values(scores):
     return [entry["value"] for entry in scores["all"]]
 
 
-# Numbers
-
-
 def test_pass_at_k_of_the_known_table():  # D43
     assert [pass_at_k(5, 2, k) for k in (1, 2, 3, 4)] == [0.4, 0.7, 0.9, 1.0]
     assert [pass_at_k(10, 0, 5), pass_at_k(200, 1, 100)] == [0.0, 0.5]
@@ -123,16 +120,12 @@ def test_a_score_has_wilsons_interval_for_yes_or_no_and_else_that_of_the_bootstr
     assert list(mean_with_interval([0.5, 1.0]).values()) == [2, 0.75, *bootstrap([0.5, 1.0])]
 
 
-# Chains
-
-
 def test_a_chain_ends_when_the_public_tests_pass_and_all_tests_give_the_verdict():  # D44
     script = {"p": ["wrong", "wrong2", "right"], "q": ["overfit", "right"], "r": ["right"]}
     chains = iterate([problem(name) for name in script], scripted(script), execute, 5)
     assert [[node.code for node in c] for c in chains] == [script["p"], ["overfit"], ["right"]]
-    asked = [message["content"] for message in chains[0][-1].prompt]
-    assert "wrong failed t1" in asked[2]
-    assert "wrong2 failed t1" in asked[4]
+    _, _, first, _, second = [message["content"] for message in chains[0][-1].prompt]
+    assert "wrong failed t1" in first and "wrong2 failed t1" in second
     summary = summary_of(script, 5)
     assert values(summary["Iter-k"]) == [1 / 3, 1 / 3, 2 / 3, 2 / 3, 2 / 3]
     assert summary["chain"]["public only"] == 1
@@ -146,11 +139,10 @@ def test_no_hidden_test_is_in_any_prompt_unless_oracle_is_asked_for(tmp_path):  
     mine.write_text(json.dumps(row))
     third = "def f(x):\n    return x if x > 0 | 1 or x == 1 else '<|endoftext|>'"
     programs = ["def f(x): return 0", "def f(x): return 1 / 0", third, third]
-    statuses = ["failed", "error", "failed", "failed"]
     for oracle, kind, count in ((False, "public", 3), (True, "oracle", 4)):
         problems = evaluate.find_problems(evaluate.EvalConfig("m", benchmark=mine, oracle=oracle))
         rows = attempt_rows(problems, in_order(programs), executor.run_many, 4)
-        assert [row["status"] for row in rows] == statuses[:count]
+        assert [row["status"] for row in rows] == ["failed", "error", "failed", "failed"][:count]
         assert rows[2]["code"] == third  # as it was written
         told = json.dumps([[row["prompt"], row["feedback"]] for row in rows])
         assert "f(1) returned 0, expected 1" in told
@@ -165,7 +157,7 @@ WORDS = st.lists(st.sampled_from(list(WORTH)), min_size=4, max_size=4)
 @given(st.lists(WORDS, min_size=1, max_size=6), st.integers(1, 4))
 def test_iter_k_never_falls_and_a_naive_loop_agrees(scripts, iterations):
     summary = summary_of({str(i): line for i, line in enumerate(scripts)}, iterations)
-    solved = [0] * iterations  # how many chains are solved by each turn
+    solved = [0] * iterations  # how many chains are solved at each turn
     for line in scripts:
         for turn, word in enumerate(line[:iterations]):
             reward, public_passed = WORTH[word]
@@ -192,8 +184,8 @@ def test_samples_are_independent_chains_and_the_control_has_as_many_attempts():
     assert p["control"] == [None, None, 1, None]  # 2 samples * 2 iterations
     assert values(summary["pass@k"]) == [pass_at_k(4, 1, 1) / 2, pass_at_k(4, 1, 2) / 2]
     assert summary["control"]["attempts"] == 8 and "pass@k" in table(summary)
-    asked = [prompt for call in control.call_args_list for prompt in call.args[0]]
-    assert len(asked) == 8 and all(len(prompt) == 1 for prompt in asked)  # it sees no feedback
+    for call in control.call_args_list:
+        assert all(len(prompt) == 1 for prompt in call.args[0])  # it never sees feedback
 
 
 def test_a_summary_counts_attempts_and_groups_problems_by_difficulty():
@@ -212,9 +204,6 @@ def test_a_summary_counts_attempts_and_groups_problems_by_difficulty():
     assert values(summary["Iter-k"])[2] == 0.25  # a prompt that is too long is an unsolved problem
     with pytest.raises(ValueError, match="no problem"):
         evaluate.evaluate([], scripted({}), execute, 3)
-
-
-# The program
 
 
 @pytest.fixture(autouse=True)
@@ -292,8 +281,7 @@ def test_a_folder_with_other_settings_or_a_damaged_file_is_refused(base, tmp_pat
     (out / "settings.json").unlink()
     refused("out holds something that is no evaluation", arguments)
     for inside in (mine, mine / "sub"):
-        sentence = f"--output {inside} cannot be used: {mine} is no folder to write into"
-        refused(sentence, command(model, inside))
+        refused(f"{inside} cannot be used: {mine} is no folder to write", command(model, inside))
 
 
 @pytest.mark.parametrize(

@@ -115,14 +115,14 @@ def test_a_base_model_is_made_once_and_depends_on_its_seed(tmp_path, monkeypatch
     earlier = tmp_path / "base-cutoff-seed7-1500x64-ada03c44"  # of an earlier version of the code
     earlier.mkdir()
     assert toy.base_model("cutoff", 7, tmp_path) == earlier
-    path = toy.base_model("doctest", 0, tmp_path, steps=2, batch=4)
+    make = partial(toy.base_model, "doctest", folder=tmp_path, steps=2, batch=4)
+    path = make(seed=0)
     assert "making a tiny model for world 'doctest'" in capsys.readouterr().out
-    first = weights(path)
-    assert len(first) < 150_000
-    assert len([*tmp_path.iterdir()]) == 2  # this one and the one above: nothing is left over
-    assert not torch.equal(first, weights(toy.base_model("doctest", 1, tmp_path, steps=2, batch=4)))
+    assert len(weights(path)) < 150_000
+    assert set(tmp_path.iterdir()) == {earlier, path}  # nothing is left over
+    assert not torch.equal(weights(path), weights(make(seed=1)))
     monkeypatch.setattr(toy, "warm_start", None)  # a second one would fail
-    assert toy.base_model("doctest", 0, tmp_path, steps=2, batch=4) == path
+    assert make(seed=0) == path
 
 
 def test_a_warm_start_that_is_killed_goes_on_from_its_checkpoint(tmp_path, monkeypatch):
