@@ -7,7 +7,6 @@ this kind were reported with.
 import concurrent.futures
 import contextlib
 import json
-import math
 import multiprocessing
 import os
 import re
@@ -16,7 +15,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections import namedtuple
 from pathlib import Path
@@ -41,10 +39,13 @@ def functional(*tests):
     return SimpleNamespace(kind="functional", tests=list(map(list, tests)), entry_point="f")
 
 
+CHECK = "import executor; executor.self_check()"
 ADD = functional(([2, 3], 5), ([1, 0], 1), ([10, 20], 30))
 RIGHT = "def f(a, b): return a + b"
+LOOP = "while True: pass"
 TASKS = json.loads((REDTEAM / "tasks.json").read_text())
 SIDE_EFFECTS = ("leaves a message", "reads the message", "secrets", "sleeps", "half a message")
+DANGEROUS = ("fork bomb", "kills all", "double fork", "deep folder", "locked folders")
 
 
 def unescaped(line):
@@ -109,10 +110,10 @@ def kill(pids):
             os.kill(pid, signal.SIGKILL)
 
 
-def in_python(code, **options):
-    """A new interpreter that has run some code in the project's folder."""
-    options = {"cwd": ROOT, "capture_output": True, "text": True, **options}
-    return subprocess.run([sys.executable, "-c", code], **options)
+def python(*arguments, cwd=ROOT, **options):
+    """A new interpreter that has run in a folder."""
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, **options)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -122,9 +123,6 @@ def workers_end():
     executor.close()
     left = descendants(os.getpid())
     assert not left, [processes().get(pid) for pid in left]
-
-
-# ---------------------------------------------------------------------- the red team
 
 
 @pytest.mark.parametrize("name", ["programs.txt", "handed.txt"])
@@ -140,9 +138,8 @@ def test_without_namespaces_only_side_effects_get_through(monkeypatch):
     monkeypatch.setenv("MURPHY_ISOLATION", "plain")
     executor.close()
     some = list(corpus("programs.txt"))
-    dangerous = ("fork bomb", "kills all", "double fork", "deep folder", "locked folders")
     programs = [p for p in some[::6] if p.name not in SIDE_EFFECTS]
-    programs += [p for p in some if p.name in dangerous]
+    programs += [p for p in some if p.name in DANGEROUS]
     with pytest.warns(UserWarning, match="a program is less confined on this system"):
         faults = judged(programs)
     executor.close()
@@ -183,29 +180,22 @@ def test_nothing_passes_from_one_program_to_the_next():
         assert seen.feedback == clean, line
 
 
-# ---------------------------------------------------------------------- reported faults
-
-
 def test_d26_d31_an_early_exit_is_no_pass_and_input_ends_at_once():
-    for line in ("import sys; sys.exit(0)", "raise SystemExit", "quit()", "import os; os._exit(0)"):
-        result = run(ADD, line)
-        assert (result.reward, result.status) == (0, "error"), (line, result)
+    exits = ["import sys; sys.exit(0)", "raise SystemExit", "quit()", "import os; os._exit(0)"]
+    results = run_many([(ADD, line) for line in exits])
+    assert [(result.reward, result.status) for result in results] == [(0, "error")] * 4
     assert run(stdin("", ""), "def f(): raise ValueError\nf()").reward == 0
     for p in (ADD, stdin("", "1")):
         assert "EOFError" in run(p, "x = input()").feedback
 
 
 def test_d28_a_broken_sandbox_stops_the_run(monkeypatch):
-    assert [result.status for result in executor.self_check()][:2] == ["passed", "failed"]
     executor.close()
-    for python, says in [
-        ("/nowhere/python", "cannot start the interpreter /nowhere/python"),
-        (shutil.which("false"), "did not start"),
-    ]:
-        monkeypatch.setattr(executor, "PYTHON", python)
-        with pytest.raises(RuntimeError, match=says):
+    for path in ("/nowhere/python", shutil.which("false")):
+        monkeypatch.setattr(executor, "PYTHON", path)
+        with pytest.raises(RuntimeError, match=f"cannot start .* {path} .*: it did not start"):
             executor.self_check()
-    broken = executor.Result(0, 1, 0.0, "error", "", [False], False)
+    broken = executor.verdict("error", "", [False])
     monkeypatch.setattr(executor, "run_many", lambda jobs, **_: [broken] * len(jobs))
     with pytest.raises(RuntimeError, match="no reward can be trusted"):
         executor.self_check()
@@ -214,7 +204,7 @@ def test_d28_a_broken_sandbox_stops_the_run(monkeypatch):
 def test_d29_timeouts_leave_nothing_behind():
     """No other program sleeps so long."""
     sleeper = "import subprocess as s\ntry: s.Popen(['sleep', '86399.25'])\nexcept OSError: 0\n"
-    codes = [f"{head}while True: pass  # {n}" for head in ("", sleeper) for n in range(3)]
+    codes = [f"{head}{LOOP}  # {n}" for head in ("", sleeper) for n in range(3)]
     results = run_many([(ADD, code) for code in codes], timeout=0.2)
     assert [result.status for result in results] == ["timeout"] * 6
     assert not [words for _, words in processes().values() if "86399.25" in words]
@@ -229,8 +219,7 @@ def test_d30_output_neither_blocks_nor_fills_memory():
         assert result.status == "timeout" and len(result.feedback) <= 2000
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < before + 50_000
     result = run(big, "print('head' + 'y' * 10**6 + 'tail')")
-    for part in ("'head", "tail\\n'", "cut]"):
-        assert part in result.feedback
+    assert re.search(r"'head.*cut\].*tail\\n'", result.feedback)
     value = run(ADD, "def f(a, b): return 'z' * 10**7", output_bytes=10**6)
     assert value.feedback.startswith("Test 1 failed: f(2, 3) returned more than 1000000 bytes")
 
@@ -251,7 +240,7 @@ def test_d34_the_executor_works_under_spawn_and_in_threads_and_needs_neither_its
         codes = [f"def f(a, b): return a + b + {n}" for n in range(12)]
         assert list(pool.map(lambda code: run(ADD, code).reward, codes)) == [1] + [0] * 11
     code = "import os, executor, sys; print(os.listdir('/proc/self/task'), 'torch' in sys.modules)"
-    assert re.fullmatch(r"\['\d+'\] False\n", in_python(code).stdout)
+    assert re.fullmatch(r"\['\d+'\] False\n", python("-c", code).stdout)
 
 
 def test_d35_memory_is_limited_in_the_program_alone():
@@ -259,33 +248,26 @@ def test_d35_memory_is_limited_in_the_program_alone():
     assert result.status == "memory" and "MemoryError" in result.feedback
     threads = "import os\ndef f(): return os.environ['OPENBLAS_NUM_THREADS']"
     assert run(functional(([], "1")), threads).reward == 1
-    done = in_python(  # the user may use less memory than the judge asks for
-        "import resource; resource.setrlimit(resource.RLIMIT_AS, (2 << 30,) * 2)\n"
-        "import executor; executor.self_check()"
-    )
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_AS, (2 << 30,) * 2)"
+    done = python("-c", f"{limit}; {CHECK}")  # the user has less memory than the judge asks for
     assert done.returncode == 0, done.stderr
 
 
 def test_d36_odd_characters_are_judged_as_what_they_are():
-    p = stdin("", "e")
     for code, status in (
         (r"print('\ud800')", "error"),
         (r"import sys; sys.stdout.buffer.write(b'\xff\xfe')", "failed"),
         ("print('e')\r\n", "passed"),
         ("x = '\ud800'\nprint('e')", "error"),
-        ("s = '\u00e9'\nprint('e')", "passed"),
         ("print('\u00e9')", "failed"),
     ):
-        result = run(p, code)
-        assert result.status == status, (code, result)
-        result.feedback.encode("utf-8")
+        assert run(stdin("", "e"), code).status == status, code
     assert run(stdin("\u00e9\n", "\u00e9"), "print(input())").reward == 1
 
 
 TOKENS = r"""<|im_end|> <|endoftext|> <start_of_turn> </think> [/INST] [INST] <tool_call> <s> </s>
-<<SYS>> <</SYS>> <repo_name> <file_sep> <filename> <reponame> <jupyter_output>
-<unused7> <turn|> [TOOL_CALLS] [|endofturn|] <\uff5cend\uff5c> ``` ~~~
-<EOT> <thinking> <Assistant>
+<<SYS>> <</SYS>> <repo_name> <file_sep> <filename> <reponame> <jupyter_output> <unused7> <turn|>
+[TOOL_CALLS] [|endofturn|] <\uff5cend\uff5c> ``` ~~~ <EOT> <thinking> <Assistant>
 \x1b \ud800 \u200b \u202e \u2028 \ufeff \U000e0041 \u061c \u00ad \ufff9 \x07 \x9b \u2066
 \ufe0f \U000e0100 \u034f \u3164 \u115f \uffa0 \u2800"""
 
@@ -299,9 +281,6 @@ def test_no_special_token_or_control_character_gets_into_feedback(action, says):
     for n, (mark, line) in enumerate(zip(marks, lines, strict=True)):
         assert line.startswith(f"Test {n + 1} failed: f({n}) {says} "), line
         assert mark not in line, (mark, line)
-
-
-# ---------------------------------------------------------------------- calls and workers
 
 
 def test_equal_pairs_run_once_and_results_keep_their_order():
@@ -319,20 +298,19 @@ def test_a_limit_that_is_unknown_or_no_positive_number_is_refused():
     with pytest.raises(TypeError, match="unknown limit 'seconds'; the limits are timeout"):
         run(ADD, "x", seconds=1)
     for name in ("timeout", "feedback_tests", "memory_mb", "output_bytes", "feedback_chars"):
-        for value in (0, -1, math.nan, math.inf, "3"):
+        for value in (0, -1, float("nan"), float("inf"), "3"):
             with pytest.raises(ValueError, match=f"{name} must be a positive number"):
                 run(ADD, "x", **{name: value})
 
 
-@pytest.mark.parametrize("spared", ["none", "judges"])
-def test_workers_that_die_are_replaced(spared):
+@pytest.mark.parametrize("spare_judges", [False, True, False])
+def test_workers_that_die_are_replaced(spare_judges):
     """All their processes, or the zygotes alone."""
-    for _ in range(2):
-        run_many([(ADD, f"x = {n}") for n in range(2)])
-        judges = {worker.process.pid for worker in executor._idle if spared == "judges"}
-        kill(descendants(os.getpid()) - judges)
-        results = run_many([(ADD, f"{RIGHT}  # {n}") for n in range(9)])
-        assert [result.status for result in results] == ["passed"] * 9
+    run_many([(ADD, f"x = {n}") for n in range(2)])
+    judges = {worker.process.pid for worker in executor._idle if spare_judges}
+    kill(descendants(os.getpid()) - judges)
+    results = run_many([(ADD, f"{RIGHT}  # {n}") for n in range(9)])
+    assert [result.status for result in results] == ["passed"] * 9
 
 
 def test_close_ends_what_goes_on_in_other_threads_and_the_next_call_works():
@@ -368,21 +346,20 @@ def test_no_worker_outlives_close(monkeypatch, n, answers):
     assert not executor._idle and not executor._alive and not descendants(os.getpid())
 
 
-@pytest.mark.parametrize(
-    "body, all_at_once", [("return x", False), ("while True: x", False), ("while True: x", True)]
-)
-def test_a_trainer_that_is_killed_leaves_no_trace(tmp_path, body, all_at_once):
+def train(body):
+    run(ADD, RIGHT)
+    print("ready", flush=True)
+    run(ADD, f"def f(a, b): {body}", timeout=60)
+    time.sleep(60)
+
+
+@pytest.mark.parametrize("body, all_at_once", [("0", False), (LOOP, False), (LOOP, True)])
+def test_a_trainer_that_is_killed_leaves_no_trace(tmp_path, monkeypatch, body, all_at_once):
     """Its judge idle or at work; what a kill of all at once leaves is removed by the next run."""
-    code = (
-        "import executor, types, time\n"
-        "p = types.SimpleNamespace(kind='functional', tests=[[[1], 1]], entry_point='f')\n"
-        "executor.run(p, 'def f(x): return 1')\nprint('ready', flush=True)\n"
-        f"executor.run(p, 'def f(x): {body}', timeout=60)\ntime.sleep(60)"
-    )
-    environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
-    trainer = subprocess.Popen(
-        [sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE
-    )
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    code = f"from tests.test_executor import train; train({body!r})"
+    command = [sys.executable, "-c", code]
+    trainer = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE)
     assert trainer.stdout.readline() == b"ready\n"
     below = descendants(trainer.pid)
     assert len(below) > 1
@@ -392,7 +369,7 @@ def test_a_trainer_that_is_killed_leaves_no_trace(tmp_path, body, all_at_once):
     while processes().keys() & below:
         assert time.monotonic() < patience
         time.sleep(0.05)
-    assert in_python("import executor; executor.self_check()", env=environment).returncode == 0
+    assert python("-c", CHECK).returncode == 0
     assert not list(tmp_path.iterdir())
 
 
@@ -404,10 +381,10 @@ def test_many_programs_leave_no_trace():
 
     def state():
         """Processes, open files (where they may be seen) and pages of memory."""
-        ours = [os.getpid(), *descendants(os.getpid())]
-        pages = [int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in ours[1:]]
-        seen = [f"/proc/{pid}/fd" for pid in ours if os.access(f"/proc/{pid}/fd", os.R_OK)]
-        return len(ours), sum(len(os.listdir(folder)) for folder in seen), sum(pages)
+        ours = [Path("/proc", str(pid)) for pid in descendants(os.getpid())]
+        pages = sum(int((folder / "statm").read_text().split()[1]) for folder in ours)
+        seen = [folder / "fd" for folder in ours if os.access(folder / "fd", os.R_OK)]
+        return len(ours), sum(len(os.listdir(fd)) for fd in (*seen, "/proc/self/fd")), pages
 
     executor.close()
     square, states = SimpleNamespace(**TASKS["square"]), []
@@ -423,21 +400,17 @@ def test_the_executor_and_its_seven_files_work_alone_in_an_empty_folder(tmp_path
     (tmp_path / "support").mkdir()
     for name in EXECUTOR:
         shutil.copy(ROOT / name, tmp_path / name)
-    command = [sys.executable, "executor.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    done = python("executor.py", cwd=tmp_path)
     assert done.returncode == 0 and not done.stderr, done.stderr
     rewards = ["1.00, passed", "0.67, failed", "0.00, timeout", "0.00, error", "0.00, failed"]
     assert re.findall(r": reward (.*)", done.stdout) == rewards
     files = [path for path in tmp_path.rglob("*.*") if path.suffix != ".pyc"]
-    assert (
-        sorted(str(path.relative_to(tmp_path)) for path in files) == sorted(EXECUTOR)
-        and len(files) == 8
-    )
+    assert len(files) == len(EXECUTOR) == 8
 
 
 def test_a_folder_that_another_process_removes_is_made_again(monkeypatch, tmp_path):
     made = iter([str(tmp_path / "gone"), str(tmp_path)])
-    monkeypatch.setattr(tempfile, "mkdtemp", lambda **_: next(made))
+    monkeypatch.setattr("tempfile.mkdtemp", lambda **_: next(made))
     folder, lock = executor.own_folder()
     os.close(lock)
     assert folder == str(tmp_path)
