@@ -3,11 +3,12 @@
 import base64
 import json
 import pickle
-import re
+import sys
 import zlib
 from datetime import datetime
 from functools import partial
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given, settings
@@ -16,13 +17,13 @@ from hypothesis import strategies as st
 from executor import run_many
 from support.benchmarks import convert_row, docstring_examples, private_tests
 from support.problems import load_problems, read_rows
+from tests.test_problems import left_out, write
 
 HUMANEVAL = {
     "task_id": "HumanEval/900",
     "prompt": """from typing import List
 
 def half(x: int) -> int:
-    '''Half of x, rounded down.'''
     return x // 2
 
 def halves(xs: List[int]) -> List[int]:
@@ -46,7 +47,6 @@ MBPP = {
 }
 PLUS = """def assertion(out, exp):
     assert out == exp
-
 for inp, exp in [([7], 14), ([0.1], 0.2)]:
     assertion(twice(*inp), exp)
 """
@@ -70,10 +70,6 @@ KODCODE = {
 }
 
 
-def left_out(said: str) -> list[tuple[str, str]]:
-    return re.findall(r"^  left out: (row \d+ \(.*?\)): (.*)$", said, re.MULTILINE)
-
-
 @pytest.fixture(autouse=True)
 def hub_in_reach(monkeypatch):
     monkeypatch.setattr("support.run.check_hub", lambda name, kind: None)
@@ -84,9 +80,7 @@ def packed(value, protocol: int | None = None) -> str:
 
 
 def load(folder: Path, *rows: dict, **how) -> list:
-    path = folder / "rows.jsonl"
-    path.write_text("\n".join(map(json.dumps, rows)))
-    return load_problems(path, cache=None, **how)
+    return load_problems(write(folder, *rows), cache=None, **how)
 
 
 def test_humaneval_has_context_and_only_examples_that_the_reference_passes(tmp_path, capsys):
@@ -211,20 +205,15 @@ def test_both_encodings_of_private_tests_say_the_same(protocol):  # D47
 
 
 class Payload:
-    def __init__(self, canary):
-        self.canary = canary
-
     def __reduce__(self):
-        return Path.write_text, (self.canary, "it has run")
+        return sys.exit, ("it has run",)
 
 
 def test_a_pickle_that_names_code_runs_nothing_and_leaves_its_problem_out(tmp_path, capsys):  # D47
-    canary = tmp_path / "canary"
-    bad = LIVE | {"question_id": "evil", "private_test_cases": packed(Payload(canary))}
+    bad = LIVE | {"question_id": "evil", "private_test_cases": packed(Payload())}
     assert [p.id for p in load(tmp_path, bad, LIVE)] == ["abc999_a"]
-    [(where, why)] = left_out(capsys.readouterr().err)
-    assert where == "row 1 (evil)" and "are a pickle that names pathlib" in why
-    assert not canary.exists()
+    reason = "the private tests are a pickle that names sys.exit"
+    assert left_out(capsys.readouterr().err) == [("row 1 (evil)", reason)]
 
 
 def test_undecodable_or_empty_tests_leave_the_problem_out(tmp_path, capsys):  # D27
@@ -319,10 +308,8 @@ def test_a_named_set_and_a_file_of_its_rows_are_one(tmp_path, monkeypatch, name,
 
 
 def test_the_hub_out_of_reach_and_wrong_names_get_one_sentence(monkeypatch):
-    def offline(**request):
-        raise ConnectionError("no route\nto the hub")
-
-    monkeypatch.setattr("datasets.load_dataset", offline)
+    offline = ConnectionError("no route\nto the hub")
+    monkeypatch.setattr("datasets.load_dataset", Mock(side_effect=offline))
     for source, how, sentence in (
         ("humaneval", {}, r"cannot load humaneval from openai.*local JSON file"),
         ("livecodebench", {"version": "v9"}, "livecodebench has no version 'v9': expected v1, "),
@@ -337,14 +324,15 @@ if DATA.is_dir():  # the sets themselves belong in no repository
 
     @pytest.mark.filterwarnings("ignore:.*invalid escape")  # in strings of a data set
     def test_the_real_sets_load_and_their_references_score():
-        def count(file: str) -> int:
-            return len(load_problems(DATA / file))
-
-        assert count("mbpp.jsonl") == 500 and count("sanitized-mbpp.json") == 257
-        for file, rows in (("mbpp.jsonl", 974), ("sanitized-mbpp.json", 427)):  # of all splits
+        for file, test_split, rows in (
+            ("mbpp.jsonl", 500, 974),
+            ("sanitized-mbpp.json", 257, 427),
+        ):
             problems = [convert_row("mbpp", row) for row in read_rows(DATA / file)]
             assert len({problem.id for problem in problems}) == rows
-        assert count("kodcode_light_rl_format.jsonl") == 228  # four of 232 test themselves
+            assert len(load_problems(DATA / file)) == test_split
+        kodcode = load_problems(DATA / "kodcode_light_rl_format.jsonl")
+        assert len(kodcode) == 228  # four of 232 test themselves
         slow = partial(run_many, timeout=2.0)  # half of the default: a machine twice as slow
         humaneval = load_problems(DATA / "HumanEval.jsonl.gz", execute=slow, cache=None)
         assert len(humaneval) == 164 and sum(bool(p.public_tests) for p in humaneval) == 138

@@ -10,6 +10,7 @@ import sys
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given, settings
@@ -17,10 +18,12 @@ from hypothesis import strategies as st
 
 from executor import run_many
 from support.problems import Problem, convert_rows, distinct, load_problems, main
+from support.verify import EXECUTOR
 
 ROOT = Path(__file__).parents[1]
 OWN = Problem("own/1", "Write inc(x).", ["assert inc(1) == 2"], ["assert inc(1) == 2"], "inc")
 OWN.difficulty, OWN.reference = "easy", "def inc(x):\n    return x + 1"
+WRONG = "def inc(x):\n    return x"
 
 
 def write(folder: Path, *rows, name: str = "rows.jsonl") -> Path:
@@ -37,21 +40,6 @@ def row(**changes) -> dict:
 def left_out(said: str) -> list[tuple[str, str]]:
     """The rows that are said to be left out, and the reasons."""
     return re.findall(r"^  left out: (row \d+(?: \(.*?\))?): (.*)$", said, re.MULTILINE)
-
-
-@pytest.fixture
-def counting():
-    """An executor, and the number of programs in each of its calls."""
-    calls = []
-
-    def execute(jobs):
-        calls.append(len(jobs))
-        return run_many(jobs)
-
-    return execute, calls
-
-
-# Files of your own
 
 
 @pytest.mark.parametrize("name", ["p.jsonl", "p.jsonl.gz", "p.json", "p.json.gz"])
@@ -131,9 +119,7 @@ def test_without_an_entry_point_it_is_what_the_tests_call(tmp_path, test, name):
 
 
 def test_an_error_without_a_text_is_named():
-    def make(row):
-        raise LookupError
-
+    make = Mock(side_effect=LookupError)
     assert convert_rows([{}], [0], None, make) == ({}, {"row 1": "LookupError()"})
 
 
@@ -203,12 +189,14 @@ def test_distinct_marks_what_comes_again(ids, expected):
     assert [p.id for p in marked] == expected.split()
 
 
-# What is run at load
+def test_references_run_once_in_one_call_and_their_verdicts_are_kept(tmp_path, capsys):
+    calls = []  # of each the number of programs
 
+    def execute(jobs):
+        calls.append(len(jobs))
+        return run_many(jobs)
 
-def test_references_run_once_in_one_call_and_their_verdicts_are_kept(tmp_path, capsys, counting):
-    path = write(tmp_path, row(), row(id="bad", reference="def inc(x):\n    return x"))
-    execute, calls = counting
+    path = write(tmp_path, row(), row(id="bad", reference=WRONG))
     load_some = partial(load_problems, path, execute=execute, cache=tmp_path / "c")
     for _ in range(2):  # the second time nothing runs, and what was left out is told again
         assert [p.id for p in load_some()] == ["own/1"] and calls == [4]
@@ -227,20 +215,18 @@ def test_references_run_once_in_one_call_and_their_verdicts_are_kept(tmp_path, c
     assert len(json.loads(file.read_text())) == 2
 
 
-def test_a_mend_of_any_file_of_the_executor_makes_all_verdicts_new(tmp_path, monkeypatch, counting):
-    execute, calls = counting
+def test_a_mend_of_any_file_of_the_executor_makes_all_verdicts_new(tmp_path, monkeypatch):
+    execute = Mock(side_effect=run_many)
     path = write(tmp_path, row())
     shutil.copytree(ROOT / "support", tmp_path / "support")
     shutil.copy(ROOT / "executor.py", tmp_path)
     monkeypatch.setattr("support.verify.ROOT", tmp_path)
-    names = ["judge", "plan", "link", "wire", "sandbox", "confine", "syscalls"]
-    files = ["executor.py", *(f"support/{name}.py" for name in names)]
-    for count, file in enumerate(["README.md", *files], 1):  # README.md is none of its files
+    for count, file in enumerate(["README.md", *EXECUTOR], 1):  # README.md is none of its files
         with open(tmp_path / file, "a") as text:
             text.write("# mended\n")
         for _ in range(2):
             load_problems(path, execute=execute, cache=tmp_path)
-            assert len(calls) == count
+            assert execute.call_count == count
 
 
 @pytest.mark.parametrize("reference", [None, OWN.reference])
@@ -293,19 +279,15 @@ def test_own_public_tests_are_checked_too(tmp_path):
     assert problem.public_tests == public[:2] and cached == problem
 
 
-# The command
-
-
 def test_the_command_tells_of_kinds_rows_reasons_and_references(tmp_path):
-    bad = row(id="bad", reference="def inc(x):\n    return x")
+    bad = row(id="bad", reference=WRONG)
     public = row(public_tests=["assert inc(2) == 3"])  # tried alone, and not told of
     path = write(tmp_path, public, "{broken", row(id="b", solution="x"), bad)
     command = [sys.executable, "-m", "support.problems", path]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0 and done.stdout.endswith("\n1 of kind assert\n")
-    assert done.stdout.count("own/1: reference passes") == 1
-    assert "own/1: reference passes 1 of 1 tests, 0." in done.stdout
-    assert "bad: reference passes 0 of 1 tests, 0." in done.stdout
+    told = re.findall(r"(.*): reference passes (.*) tests, 0\.", done.stdout)
+    assert told == [("own/1", "1 of 1"), ("bad", "0 of 1")]
     assert "1 problems; of 4 rows 3 left out" in done.stderr
     assert [label for label, _ in left_out(done.stderr)] == ["row 2", "row 3 (b)", "row 4 (bad)"]
     assert "its reference fails its tests (failed): Test 1" in done.stderr
