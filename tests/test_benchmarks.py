@@ -165,11 +165,9 @@ def test_mbpp_setup_code_runs_behind_the_answer_whose_class_it_uses(tmp_path):
 
 
 def test_of_mbpp_the_test_split_is_taken_and_of_mbpp_plus_all(tmp_path):
-    edges = (1, 10, 11, 510, 511, 974)
-    rows = [MBPP | {"task_id": n, "text": "Double it.", "prompt": None} for n in edges]
+    rows = [MBPP | {"task_id": n, "text": "x", "prompt": None} for n in (10, 11, 510, 511)]
     assert [p.id for p in load(tmp_path, *rows)] == ["Mbpp/11", "Mbpp/510"]
-    plus = [row | {"test": PLUS} for row in rows]
-    assert [p.id for p in load(tmp_path, *plus)] == [f"Mbpp/{n}" for n in edges]
+    assert len(load(tmp_path, *[row | {"test": PLUS} for row in rows])) == 4
 
 
 def test_livecodebench_shows_public_pairs_and_hides_private_ones(tmp_path):
@@ -259,13 +257,13 @@ def test_kodcode_has_no_public_tests_and_says_so(tmp_path, capsys):
 
 
 def test_kodcode_style_complete_names_classes_and_functions_that_the_tests_use(tmp_path):
-    test = "def own(): pass\ndef test_it():\n    own()\n    s = Stack()\n    fill(s)\n"
-    test += "    assert s.items == [pi]\n"
-    solution = "from math import pi\nclass Stack: items = []\ndef unused(): pass\n"
-    solution += "def own(): pass\ndef fill(s): s.items.append(pi)"
+    test = (
+        "def own(): pass\ndef test_it():\n    own()\n    fill(Stack)\n    assert Stack.all == [pi]"
+    )
+    code = "from math import pi\nclass Stack: all = []\ndef unused(): pass\ndef own(): pass\n"
+    code += "def fill(s): s.all.append(pi)"
     row = {"question_id": "C", "style": "complete", "question": "def fill(s):\n    'Fill it.'"}
-    row |= {"solution": solution, "test_code": test}
-    [problem] = load(tmp_path, row, execute=run_many)
+    [problem] = load(tmp_path, row | {"solution": code, "test_code": test}, execute=run_many)
     assert problem.tests == [test] and problem.entry_point == "Stack"
     assert "must define `Stack`, `fill`." in problem.prompt  # not pi, unused or own
     assert "```python\ndef fill(s):" in problem.prompt
@@ -300,11 +298,10 @@ NAMED = [
 
 @pytest.mark.parametrize(("name", "how", "row", "asked"), NAMED)
 def test_a_named_set_and_a_file_of_its_rows_are_one(tmp_path, monkeypatch, name, how, row, asked):
-    seen = {}
-    monkeypatch.setattr("datasets.load_dataset", lambda **request: seen.update(request) or [row])
-    from_hub = load_problems(name, **how)
-    assert asked.items() <= seen.items()
-    assert from_hub == load(tmp_path, row)
+    hub = Mock(return_value=[row])
+    monkeypatch.setattr("datasets.load_dataset", hub)
+    assert load_problems(name, **how) == load(tmp_path, row)
+    assert asked.items() <= hub.call_args.kwargs.items()
 
 
 def test_the_hub_out_of_reach_and_wrong_names_get_one_sentence(monkeypatch):
@@ -324,10 +321,8 @@ if DATA.is_dir():  # the sets themselves belong in no repository
 
     @pytest.mark.filterwarnings("ignore:.*invalid escape")  # in strings of a data set
     def test_the_real_sets_load_and_their_references_score():
-        for file, test_split, rows in (
-            ("mbpp.jsonl", 500, 974),
-            ("sanitized-mbpp.json", 257, 427),
-        ):
+        sizes = [("mbpp.jsonl", 974, 500), ("sanitized-mbpp.json", 427, 257)]
+        for file, rows, test_split in sizes:
             problems = [convert_row("mbpp", row) for row in read_rows(DATA / file)]
             assert len({problem.id for problem in problems}) == rows
             assert len(load_problems(DATA / file)) == test_split
