@@ -131,11 +131,12 @@ def test_the_sampled_distribution_is_the_scored_one(model, tokenizer, monkeypatc
         for row, text in enumerate(output.sequences.tolist()):
             padding = text.index(1)  # up to BOS
             logits = model(torch.tensor([text[padding:]])).logits[0]
-            end = (text + [2]).index(2)
-            for step in range(min(end - start + 1, len(output.scores))):
-                before = logits[start - padding + step - 1].expand(300, 300)
+            for place, scores in enumerate(output.scores, start):
+                if 2 in text[:place]:
+                    break  # this row has ended
+                before = logits[place - padding - 1].expand(300, 300)
                 expected = select_logprobs(before, torch.arange(300), 0.7)  # of each of 300 tokens
-                drawn_from = output.scores[step][row].log_softmax(-1)
+                drawn_from = scores[row].log_softmax(-1)
                 torch.testing.assert_close(drawn_from, expected, atol=1e-4, rtol=0)
                 checked += 1
     assert checked > 10
