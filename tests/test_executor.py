@@ -357,8 +357,7 @@ def train(body):
 def test_a_trainer_that_is_killed_leaves_no_trace(tmp_path, monkeypatch, body, all_at_once):
     """Its judge idle or at work; what a kill of all at once leaves is removed by the next run."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    code = f"from tests.test_executor import train; train({body!r})"
-    command = [sys.executable, "-c", code]
+    command = [sys.executable, "-c", f"from tests.test_executor import train; train({body!r})"]
     trainer = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE)
     assert trainer.stdout.readline() == b"ready\n"
     below = descendants(trainer.pid)
