@@ -203,6 +203,12 @@ def test_a_method_may_have_arguments_of_any_name_and_an_eq_any_signature():
     assert outcomes(problem(["assert f(1) == 1"], reference=program), program) == "+"
 
 
+def test_an_iterator_raises_in_its_place():
+    """Also behind its first items, which cross singly."""
+    p = problem(["import pytest\nwith pytest.raises(ValueError): list(f())"])
+    assert outcomes(p, "def f():\n    yield from range(9)\n    raise ValueError") == "+"
+
+
 def test_an_iterator_of_the_tests_may_ask_the_program_for_its_items():
     program = "def f(xs, it): return xs + [len(x) for x in it]\ndef g(x): return x * 2"
     tests = ["xs = [1]\nassert f(xs, map(g, [[2], [3, 4]])) == [1, 2, 4]"]
@@ -281,7 +287,7 @@ def test_a_helper_of_the_tests_is_never_the_programs():
     reference = "from math import pi\ndef f(xs): return list(xs)"
     p = problem(texts, context="def double(n): return n * 2\n", reference=reference)
     assert outcomes(p, reference) == "+++"
-    lies = "def len(x): return 2\ndef double(x): return 2\npi = 99\ndef f(xs): return []"
+    lies = "def len(x): return 2\ndef double(x): return 2\npi = 99\ndef f(xs): return [5]"
     assert outcomes(p, lies) == "---"
     own = problem(["assert sum(10, 15) == 6"], entry="sum", reference="def sum(a, b): return 6")
     assert outcomes(own, own.reference) == "+" and outcomes(own, "x = 1") == "-"
@@ -543,10 +549,10 @@ def test_the_limit_follows_the_reference():
 
 
 def test_a_flood_of_containers_is_refused_before_it_is_read():
-    flood = "def f(): return [[] for _ in range(100_000)]"
+    flood = "def f(): return [[] for _ in range(80_000)]"  # in fewer bytes than the limit
     result = run(functional(([], 1)), flood, output_bytes=10**6)
     assert result.feedback == "Test 1 failed: f() returned more than 1000000 bytes"
-    assert run(functional(([], [[]] * 10**5)), flood).status == "passed"
+    assert run(functional(([], [[]] * 80_000)), flood).status == "passed"
 
 
 def test_many_calls_are_cheap():

@@ -96,6 +96,8 @@ def test_only_what_changed_is_told():
     # What is gone, what changed (number 1 is [2, 3] now), then the values: the same number 0.
     assert json.loads(one.write(a)) == [[], [[1, [2, 3]]], ["same", 0]]
     assert json.loads(one.write(5)) == [[], [], 5]
+    b[0] = 2.0  # equal, but not the same
+    assert one.write() == "[[], [[1, [2.0, 3]]]]"
 
 
 def test_equal_named_tuples_have_one_class():
