@@ -162,7 +162,7 @@ def test_a_forged_message_raises_an_exception():
             Wire(Shared()).read(json.dumps([[], [], value]))
     forged = [["range", 0, 9, 0], ["items", ["range", 0, 2, 1]], ["same", 7], ["no such kind", 7]]
     forged += [["numpy", "<i8", None, ["range", 0, 9, 1]], ["numpy", "O", None, 1]]
-    forged.append(["numpy", "<U99999", None])
+    forged.append(["numpy", "<U99999", None, "x"])
     for text in ("[" * 100_000 + "]" * 100_000, *map(json.dumps, forged)):
         with pytest.raises(Exception):  # noqa: B017
             Wire(Shared()).read(f"[[], [], {text}]")
