@@ -33,8 +33,9 @@ trainer ends judge, zygote and program. When the trainer dies, so do they.
 
 What differs from tests in the program's own process: objects of the program's classes stay there.
 The judge has stand-ins for them, and a stand-in never equals plain data. The expected value is
-evaluated before the call: in `assert f(xs) == len(xs)` it is the old length. (If the program
-changes xs, the test sees it.) A problem whose tests cannot work in this way is "unscorable".
+evaluated before the call: in `assert f(xs) == len(xs)` it is the old length. (The test sees what
+the program changes in xs; after very many calls, only in the newest arguments.) A problem whose
+tests cannot work in this way is "unscorable".
 
 Standard library only; Linux in full, macOS in part. MURPHY_ISOLATION=plain switches the namespaces
 off. `python executor.py` shows known programs and their verdicts.
@@ -73,6 +74,7 @@ LIMITS = {
     "feedback_tests": 3,  # failing tests that the feedback tells of
     "feedback_chars": 2000,
 }
+CLOSED = "executor: close() ended this call"
 FOLDER = "murphy-worker-"  # how the names of the workers' folders begin
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "MALLOC_ARENA_MAX")
 ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8"}
@@ -234,6 +236,8 @@ def _ask(closings: int, message: str, seconds: float, new: bool) -> dict | None:
     since. TimeoutError: no answer in so many seconds, or the judge used up its own CPU time.
     """
     with _lock:
+        if closings != _closings:  # start no worker after `close`
+            raise concurrent.futures.CancelledError(CLOSED)
         worker = _idle.pop() if _idle and not new else None
     worker = worker or _starter.submit(Worker).result()
     answer = None
@@ -253,7 +257,7 @@ def _ask(closings: int, message: str, seconds: float, new: bool) -> dict | None:
         if not stays:
             worker.close()
     if answer is None and closings != _closings:
-        raise concurrent.futures.CancelledError("executor: close() ended this call")
+        raise concurrent.futures.CancelledError(CLOSED)
     if answer is None and worker.process.returncode == -signal.SIGXCPU:
         raise TimeoutError  # the kernel held the judge to its own limit
     return answer

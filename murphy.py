@@ -326,7 +326,7 @@ def train(config: Config) -> Path:
     executor.self_check()
     with ranks.rank_0_first():
         data = toy_data(config) if config.problems in toy.WORLDS else listed_data(config)
-    names = ("problems", "credit", "turns", "group_size", "seed", *FITTING)
+    names = ("problems", "credit", "turns", "group_size", "temperature", "seed", *FITTING)
     chosen = ", ".join(f"{flag(name)} {getattr(config, name)}" for name in names)
     where = f"device {device}, processes {ranks.count()}, output in {folder}"
     print(f"{chosen}\n{len(data.held_out)} held-out problems, {where}", flush=True)

@@ -19,7 +19,6 @@ import json
 import math
 import random
 import re
-import textwrap
 import warnings
 import zlib
 from collections import Counter
@@ -103,7 +102,7 @@ def report(source: str | Path, rows: int, found: dict, left_out: dict) -> None:
     """Say on standard error what a set holds, and why rows are left out."""
     lines = [f"{source}: {len(found)} problems; of {rows} rows {len(left_out)} left out"]
     for label, reason in list(left_out.items())[:SHOWN]:
-        lines.append(f"  left out: {label}: {textwrap.shorten(reason, 300)}")
+        lines.append(f"  left out: {label}: {' '.join(reason.split())[:300]}")
     if len(left_out) > SHOWN:
         lines.append(f"  left out: {len(left_out) - SHOWN} more rows, not shown")
     oracle = sum(not problem.public_tests for problem in found.values())
@@ -194,8 +193,9 @@ def find_entry_point(problem: Problem) -> str:
     # It is unknown if it may come from `import *` or an alias (`from solution import f as g`).
     if re.search(r"\bimport +\*|\bsolution import (.*|\([^)]*) as ", tests):
         return ""
-    tree = ast.parse(tests)
-    others = own_names(tree) | own_names(ast.parse(problem.context)) | set(dir(builtins))
+    tree = ast.parse(tests, "the tests, in one file")
+    context = ast.parse(problem.context, "the context")
+    others = own_names(tree) | own_names(context) | set(dir(builtins))
     called = [ast.unparse(call.func) for call in find(tree, ast.Call)]
     return next((name for name in called if name.isidentifier() and name not in others), "")
 

@@ -26,7 +26,8 @@ from torch.distributed.checkpoint import state_dict as whole_state
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-PATIENCE = timedelta(hours=6)  # a rank waits so long for the others, then it ends with an error
+# So long a rank waits for the others, then it ends with an error. Rank 0 may run references first.
+PATIENCE = timedelta(hours=6)
 FULL = whole_state.StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 

@@ -7,7 +7,12 @@
 Needs transformers, which makes the command line out of a dataclass, and support/toy.py.
 """
 
-from argparse import ArgumentDefaultsHelpFormatter, RawDescriptionHelpFormatter
+from argparse import (
+    Action,
+    ArgumentDefaultsHelpFormatter,
+    BooleanOptionalAction,
+    RawDescriptionHelpFormatter,
+)
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -49,12 +54,19 @@ def at_least(settings: Any, **least: float) -> None:
 
 
 class Help(ArgumentDefaultsHelpFormatter, RawDescriptionHelpFormatter):
-    """--help shows the defaults, and the description as it was written."""
+    """--help shows the defaults, if there are any, and the description as it was written."""
+
+    def _get_help_string(self, action: Action) -> str | None:
+        return action.help if action.default in (None, "") else super()._get_help_string(action)
 
 
 class OneLineParser(HfArgumentParser):
     def add_argument(self, *names: str, **how: Any) -> Any:
-        """Each option has one name, --group-size; without this also --group_size."""
+        """Only --group-size, not also --group_size; a flag is switched off by --no-FLAG."""
+        if how.get("action") == "store_false":
+            return None  # a --no-FLAG of HfArgumentParser, which makes one for some flags only
+        if how.get("nargs") == "?":
+            how = {"action": BooleanOptionalAction, "default": how["default"], "help": how["help"]}
         hyphened = [name for name in names if "_" not in name]
         return super().add_argument(*hyphened, **how)
 
@@ -81,10 +93,10 @@ def parse(kind: type, arguments: list[str] | None, description: str) -> Any:
         parser.set_defaults(**read_settings(given.output))  # what is given now still wins
     try:  # unknown: what is in settings.json, but is no setting
         settings, *unknown = parser.parse_args_into_dataclasses(arguments, look_for_args_file=False)
-    except TypeError as error:
-        unknown = [error]
+    except TypeError:
+        unknown = ["a value of the wrong type"]
     if unknown:
-        raise ValueError(f"--resume: settings.json in --output is not of this program: {unknown}")
+        raise ValueError("--resume: settings.json in --output is not of this program")
     return settings
 
 

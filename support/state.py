@@ -166,7 +166,9 @@ class State:
             cut_log(self.folder / "metrics.jsonl", self.step, every=True)
             cut_log(self.folder / "trees.jsonl", self.step)
         steps, steps_before = self.config.steps, saved["settings"]["steps"]
-        print(f"going on after {self.step} of {steps} steps; a larger --steps makes a run longer")
+        print(f"going on after {self.step} of {steps} steps")
+        if self.step == steps:
+            print("nothing is left to do; a larger --steps would make the run longer")
         if steps != steps_before:
             print(f"--steps was {steps_before}: the learning rate now falls until step {steps}")
 

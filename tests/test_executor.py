@@ -339,10 +339,11 @@ def test_no_worker_outlives_close(monkeypatch, n, answers):
     lock = MagicMock()
     lock.__enter__.side_effect = enter
     monkeypatch.setattr(executor, "_lock", lock)
+    monkeypatch.setattr(executor, "Worker", MagicMock(wraps=executor.Worker))
     ended = pytest.raises(concurrent.futures.CancelledError)
     with contextlib.nullcontext() if answers else ended:
         assert run(ADD, RIGHT).reward == 1
-    assert lock.__enter__.call_count > n
+    assert lock.__enter__.call_count > n and executor.Worker.called == (n > 1)
     assert not executor._idle and not executor._alive and not descendants(os.getpid())
 
 

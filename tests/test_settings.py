@@ -47,7 +47,7 @@ def test_help_says_of_each_option_what_it_is_and_its_default(capsys):
         parse(Config, ["--help"], "What it\nis.")
     said = capsys.readouterr().out
     assert "What it\nis." in said and "--group_size" not in said
-    assert said.count("  --group-size ") == 1 and "(default: 8)" in said
+    assert said.count("  --group-size ") == 1 and "(default: 8)" in said and "--no-resume" in said
     assert len(fields(Config)) <= 45
     for setting in fields(Config):
         text = setting.metadata["help"]
