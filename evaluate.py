@@ -27,6 +27,7 @@ import math
 import zlib
 from collections import Counter
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import asdict, replace
 from functools import partial
 from itertools import chain
@@ -339,7 +340,8 @@ def main(arguments: list[str] | None = None) -> None:
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     try:
-        run(parse(EvalConfig, arguments, __doc__))
+        with closing(executor):  # also at Ctrl-C: else a program under way is waited for
+            run(parse(EvalConfig, arguments, __doc__))
     except (ValueError, OSError, RuntimeError) as error:
         sys.exit(f"evaluate.py: {error}")
 

@@ -31,8 +31,8 @@ seconds more than its program; then the kernel ends it, even inside a C call. A 
 started gives a result within 10 * timeout + 30 seconds, however many tests there are; else the
 trainer ends judge, zygote and program. When the trainer dies, so do they.
 
-What differs from tests in the program's own process: objects of the program's classes stay there.
-The judge has stand-ins for them, and a stand-in never equals plain data. The expected value is
+What differs from tests in the program's own process: objects of its classes never reach the judge,
+which has stand-ins for them. A stand-in never equals plain data. The expected value is
 evaluated before the call: in `assert f(xs) == len(xs)` it is the old length. (The test sees what
 the program changes in xs; after very many calls, only in the newest arguments.) A problem whose
 tests cannot work in this way is "unscorable".
@@ -105,7 +105,9 @@ class Job(NamedTuple):
     """A problem made ready for a judge, and a program. It can be the key of a dict: equal jobs run
     once."""
 
-    message: str  # the problem as Wire writes it (JSON has no tuples); "" if it cannot be sent
+    message: (
+        str  # its FIELDS in JSON, to which Wire adds tuples, sets, ...; "" if they cannot cross
+    )
     fault: str  # what is wrong with the problem, or ""
     count: int  # the number of its tests
     limits: tuple  # pairs of name and value
@@ -232,8 +234,9 @@ os.register_at_fork(after_in_child=_forget)
 def _ask(closings: int, message: str, seconds: float, new: bool) -> dict | None:
     """What an idle worker answers, or a new one; None if it died.
 
-    closings: how many there had been when the call of run_many began. CancelledError: `close` came
-    since. TimeoutError: no answer in so many seconds, or the judge used up its own CPU time.
+    closings: the number _closings when the call of run_many began. If it is another one now,
+    `close` came since: CancelledError. It is looked at before a worker starts, after its start, and
+    after its answer. TimeoutError: no answer in so many seconds, or the judge used up its own time.
     """
     with _lock:
         if closings != _closings:  # start no worker after `close`
@@ -269,8 +272,8 @@ class Worker:
     def __init__(self) -> None:
         self.process = None
         try:
-            self.folder, self.lock = own_folder()
             self.socket, theirs = socket.socketpair()
+            self.folder, self.lock = own_folder()
         except OSError as error:
             raise RuntimeError(f"executor: cannot start a worker: {error}") from None
         root = str(Path(__file__).resolve().parent)
@@ -339,7 +342,8 @@ def own_folder() -> tuple[str, int]:
                 os.close(lock)
     while True:
         folder = tempfile.mkdtemp(prefix=FOLDER)
-        with contextlib.suppress(FileNotFoundError):  # another process removed it
+        # Until it is locked another process may take it for an abandoned one, and remove it.
+        with contextlib.suppress(FileNotFoundError):
             lock = os.open(folder, os.O_RDONLY)
             fcntl.flock(lock, fcntl.LOCK_EX)
             if os.path.isdir(folder):
@@ -362,7 +366,7 @@ def close() -> None:
 # ---------------------------------------------------------------------- feedback
 
 # What chat templates read as control marks. escape() puts a backslash after the first sign:
-# "<|im_end|>" becomes "<\|im_end|>". So do "</s>", "<think>" and any name with a "_".
+# "<|im_end|>" becomes "<\|im_end|>". So do "</s>", "<think>" and any "<a_b>".
 MARKS = re.compile(
     r"""
     < (?=                                                  # a "<" before:

@@ -127,9 +127,9 @@ def grpo_loss(
     whole group then has a loss of about 0, as its advantages sum to 0. Its gradient is not 0: rho
     has the value 1 but changes with logp.
 
-    denominator: the rows (or tokens) of the WHOLE optimizer step, not of this micro-batch. Then the
-    micro-batches add up to one gradient, however the step is cut. Rows of advantage 0 count, even
-    if they are not computed; rows without a token do not. None: this batch is the whole step.
+    denominator: count the rows (or tokens) of the WHOLE optimizer step, not of this micro-batch.
+    Then the micro-batches add up to one gradient. Rows of advantage 0 count, even those that you do
+    not pass; rows without a token do not. None: this batch is the whole step, and counted here.
 
     stats: sums over tokens, detached; `mean_stats` makes means. "clipped" counts tokens for which
     the clipped term is the minimum: they have no gradient but the KL's. "kl" is 0 without ref_logp.
@@ -194,8 +194,8 @@ def _token_weights(mask: Tensor, norm: str, denominator: float | None) -> Tensor
 def mean_stats(parts: Sequence[dict[str, Tensor | float]]) -> dict[str, float]:
     """Stats of an update's micro-batches as floats.
 
-    loss and tokens are sums, also over optimizer steps. ratio, kl, clipped (a share) and entropy
-    (-logp of the sampled tokens) are means over all tokens that were computed.
+    loss and tokens are added up, also over optimizer steps. ratio, kl, clipped (a share) and
+    entropy (-logp of the sampled tokens) are means over all tokens that were computed.
     """
     means = {name: float(sum(part[name] for part in parts)) for name in parts[0]}
     for name in ("ratio", "kl", "clipped", "entropy"):

@@ -103,7 +103,10 @@ def choose(trees: list[Node], config: Config) -> list[Node]:
 
 
 def learn(state: State, kept: list[Node]) -> dict[str, float]:
-    """Set the learning rate, optimise, and hand the new weights to the model that samples."""
+    """Set the learning rate, optimise, and hand the new weights to the model that samples.
+
+    (A copy samples on CUDA and with several processes; else it is the model itself.)
+    """
     config, step = state.config, state.step
     rise = (step + 1) / max(config.warmup, 1)
     fall = 1 - 0.8 * step / config.steps  # linear decay towards a fifth
@@ -123,16 +126,16 @@ def update(
 
     The attempts are dealt to the optimizer steps at random. One without a gradient is not computed
     but counts in the denominator, so skipping it changes nothing. With --mask-truncated a truncated
-    one does neither. Of several processes each computes its own attempts. It knows the length of
-    all others, since the denominator counts them, too: the summed gradient equals that of one
-    process (ours). FloatingPointError: a gradient that is not finite.
+    one is left out of both. Of several processes each computes its own attempts, but all divide by
+    one denominator, that of all attempts: the sum of their gradients is that of one process (ours).
+    FloatingPointError: a gradient that is not finite.
     """
     counted = [node for node in kept if not (config.mask_truncated and node.truncated)]
     facts = [[len(node.completion_ids), has_gradient(node, config)] for node in counted]
     optimizer_steps = []  # the micro-batches of each, and the denominator of its loss
     # All optimizer steps are prepared now, while the model is still the one that sampled.
-    # facts_of_all: the facts of one optimizer step's attempts, of all processes together.
-    # mine: where in `counted` those stand that this process computes.
+    # ranks.share deals the attempts to them. facts_of_all: the facts of one optimizer step's
+    # attempts, whoever has them. mine: where in `counted` those of this process stand.
     for facts_of_all, mine in ranks.share(facts, config.minibatches):
         if any(learns for _, learns in facts_of_all):  # else no rank makes this optimizer step
             nodes = [counted[i] for i in mine if has_gradient(counted[i], config)]

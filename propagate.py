@@ -103,8 +103,8 @@ def group_advantages(
 def inter_prune(groups: Sequence[Sequence[Any]], budget: int | None) -> list[Sequence[Any]]:
     """InterP (reported): of a tree's groups keep the `budget` with the largest std, in given order.
 
-    Ties go to the earlier turn, then to the earlier group. A group of equal credits teaches nothing
-    and is dropped, so fewer may be left. None keeps all. ValueError: a budget below 1.
+    Ties go to the earlier turn, then to the earlier group. A budget drops groups of equal credits,
+    which teach nothing, so fewer may be left. None keeps all. ValueError: a budget below 1.
     """
     _check_budget(budget)
     if budget is None:

@@ -164,8 +164,8 @@ READS = r"\binput *\(|\bstdin\b(?! *=)|\bopen *\( *0"  # "input()", "sys.stdin",
 PRINTS = r"\bprint *\(|\bstdout\b"  # "print(x)", "sys.stdout.write(x)"
 DEFINES = r"^[ \t]*(?:async +)?(?:def|class) +{name}\b"  # "def f(x):", "class Solution:"
 ASSIGNS = r"^[ \t]*{name} *(?::[^=\n]*)?= *(?:lambda\b|[^\W\d][\w.]*$)"  # "f = lambda: 1", "f = g"
-# Where an answer is cut: its two ends, the tags of a thought, and each fence with its tag. If the
-# group `rest` holds a text, and `python` none, the fence opens a piece in another language.
+# Where an answer is cut: its two ends, the tags of a thought, and each fence with its tag. A fence
+# with a text in `rest` and none in `python` is of another language: its piece is left out.
 MARK = re.compile(
     r"""
       \A | \Z
@@ -224,15 +224,15 @@ def cleaned(text: str, thinking: bool) -> str:
 def pieces(text: str) -> list[tuple[str, bool]]:
     """The answer, cut at its marks: each piece, and whether its fence is tagged as Python.
 
-    "Try ```python f = 1 ``` or this" has two: "Try", and "f = 1", which is tagged. ("or this"
-    counts as the tag of another language.) Prose is also a piece, but rarely defines a wanted name.
+    "Try ```python f = 1 ``` or this" has two: "Try", and "f = 1", which is tagged. ("or this" is
+    taken for the tag of another language.) Prose is also a piece, but rarely defines a wanted name.
     """
     marks = list(MARK.finditer(text))[-50:]  # to parse is slow, and the last program counts
     found = []
     while len(marks) > 1:
         opening = marks.pop(0)
         closing = closing_mark(text, opening, marks)
-        marks = marks[marks.index(closing) :]  # it opens the next piece, if only one of prose
+        marks = marks[marks.index(closing) :]  # it also opens the next piece, often one of prose
         if opening["thought"] or opening["answer"]:
             found = []  # what came before is not the answer
         is_python = opening["python"] is not None
@@ -262,7 +262,8 @@ def dedented(piece: str) -> tuple[str, bool]:
     """(The piece without its indentation, True) if that parses; else (the piece, False)."""
     lines = piece.strip("\n").split("\n")
     indents = [len(line) - len(line.lstrip()) for line in lines if line.strip()] or [0]
-    # Try the smallest indentation, then that of the first line: a string may begin left of it.
+    # Try the smallest indentation, then that of the first line: in a string of several lines a line
+    # may stand left of the code.
     for width in sorted({min(indents), indents[0]}):
         # Remove up to `width` blanks from the start of each line.
         code = "\n".join(line[:width].lstrip() + line[width:] for line in lines).rstrip()
