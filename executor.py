@@ -32,10 +32,10 @@ started gives a result within 10 * timeout + 30 seconds, however many tests ther
 trainer ends judge, zygote and program. When the trainer dies, so do they.
 
 What differs from tests in the program's own process: objects of its classes never reach the judge,
-which has stand-ins for them. A stand-in never equals plain data. The expected value is
-evaluated before the call: in `assert f(xs) == len(xs)` it is the old length. (The test sees what
-the program changes in xs; after very many calls, only in the newest arguments.) A problem whose
-tests cannot work in this way is "unscorable".
+which has stand-ins for them. A stand-in never equals plain data. The expected value is evaluated
+before the call: in `assert f(xs) == len(xs)` it is the old length. (The test sees what the program
+changes in xs; after very many calls, only in the newest arguments.) A problem whose tests cannot
+work in this way is "unscorable".
 
 Standard library only; Linux in full, macOS in part. MURPHY_ISOLATION=plain switches the namespaces
 off. `python executor.py` shows known programs and their verdicts.
@@ -105,9 +105,7 @@ class Job(NamedTuple):
     """A problem made ready for a judge, and a program. It can be the key of a dict: equal jobs run
     once."""
 
-    message: (
-        str  # its FIELDS in JSON, to which Wire adds tuples, sets, ...; "" if they cannot cross
-    )
+    message: str  # its FIELDS as JSON (Wire adds tuples, sets, ...); "" if they cannot cross
     fault: str  # what is wrong with the problem, or ""
     count: int  # the number of its tests
     limits: tuple  # pairs of name and value

@@ -83,7 +83,7 @@ def doctest_problem(rng: random.Random, split: str) -> Problem:
         program = rng.choice(PROGRAMS[level][docstring])
         xs = rng.sample(INPUTS, 6)  # the first is the example in the prompt
         # The tiny model cannot do additions that it never saw, and easy problems are additions. So
-        # for these the first hidden input decides, too: each prompt is in both splits.
+        # for these the first hidden input decides, too: a prompt may then be in both splits.
         decides = xs[:2] if level == "easy" else xs[0]
         is_test = zlib.crc32(f"{program} | {decides}".encode()) % 5 == 0
         its_split = "test" if is_test else "train"
@@ -280,7 +280,7 @@ def warm_start(model: Any, data: Iterator[Batch], steps: int, folder: Path) -> N
         optimizer.load_state_dict(state["optimizer"])
 
     threads, start = torch.get_num_threads(), time.perf_counter()
-    torch.set_num_threads(1)  # the weights do not depend on the cores; more threads gain little
+    torch.set_num_threads(1)  # so the weights do not depend on the number of cores
     try:
         for step, (ids, labels) in islice(enumerate(data, 1), first, None):  # what is left to do
             rise, fall = step / 50, 1 - 0.9 * (step - 1) / steps
