@@ -40,18 +40,9 @@ KEPT_EQUAL = 2000  # elements, in the newest containers
 MODULE = 0  # the number of the program's module, a stand-in like any other
 FREE_WAIT = 0.01  # seconds of each wait that are not charged: the machine needs them
 NOT_HOSTED = "a test uses {} of an object that stays with the program"
+ALWAYS = {"__iter__", "__next__", "__setattr__", "__delattr__"}  # what each object may be asked
 STEPS = ("take items", "__next__")  # requests that may end with StopIteration
 BATCHES = (1, 1, 1, 1, 1, 1, 1, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512)  # items at once; then 1000
-
-
-def count_references() -> int:
-    """What getrefcount says of an object that one dict and one local variable hold."""
-    held: dict = {0: []}
-    x = held[0]
-    return sys.getrefcount(x)
-
-
-ALONE = count_references()  # no more: only `unseen` sees it
 
 
 class Died(BaseException):
@@ -160,6 +151,8 @@ class Link:
             if text.count("[") > 1000 + limit / 16:  # "[]" takes far more memory than two bytes
                 raise OverflowError
             raised, value = self.wire.read(text)
+            if raised and not isinstance(value, BaseException):
+                raise TypeError("a class, which could be raised, too")
         except TimeoutError:
             self.die("timeout", "ran out of time")
         except OverflowError:
@@ -170,8 +163,6 @@ class Link:
             self.die("error", "sent something that is no answer")
         if not raised:
             return value
-        if not isinstance(value, BaseException):  # a class, which could be raised, too
-            self.die("error", "sent something that is no answer")
         if isinstance(value, StopIteration) and not (may_stop or self.plan.stops):
             raise RuntimeError("the program raised StopIteration")  # else all(map(f, xs)) ends here
         raise value
@@ -185,8 +176,7 @@ class Link:
             return
         how = f"ended with exit code {code}"
         if code < 0:
-            names = {number.value: number.name for number in signal.Signals}  # some have none
-            how = f"was ended by {names.get(-code, f'signal {-code}')}"
+            how = f"was ended by signal {-code} ({signal.strsignal(-code)})"
         if code in (0, -signal.SIGKILL):  # SIGKILL is stop()'s, if it only closed its socket
             how = "ended before it answered"
         self.die("error", how)
@@ -244,11 +234,13 @@ class Link:
     def unseen(self, wire: Wire) -> list:
         """Numbers of the containers to forget: those that only this process's wire still holds and,
         once comparing has cost too much, all but the newest ones with KEPT_EQUAL elements."""
-        numbers = []
+        numbers, holder = [], {0: []}
+        x = holder[0]
+        alone = sys.getrefcount(x)  # of an object that one dict and the variable x hold
         room = KEPT_EQUAL if self.compared > MOST_COMPARED else math.inf
         for number in reversed(wire.objects):
             x = wire.objects[number]
-            if room < 0 or sys.getrefcount(x) <= ALONE:
+            if room < 0 or sys.getrefcount(x) <= alone:
                 numbers.append(number)
                 continue
             size = 8 + (len(x) if hasattr(x, "__len__") else 0)  # 8: even an empty one costs time
@@ -397,12 +389,6 @@ class Remote:
         label = name if is_module else f"{self._label}.{name}"
         return labelled(link.ask("", getattr, self, name), label)
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        self._link.ask("", setattr, self, name, value)
-
-    def __delattr__(self, name: str) -> None:
-        self._link.ask("", delattr, self, name)
-
     def __instancecheck__(self, x: Any) -> bool:
         """isinstance(x, self): only the program's objects and named tuples can be instances."""
         ours = isinstance(x, Remote) or hasattr(x, "_fields")
@@ -413,7 +399,7 @@ class Remote:
 
     def _operator(self, name: str, *args: Any) -> Any:
         """Have the program do what an operator does, if the tests may use its operators."""
-        if self._link.plan.operators or name in ("__iter__", "__next__"):  # iteration is for all
+        if self._link.plan.operators or name in ALWAYS:
             return self._link.ask("", name, self, *args)
         if name in ("__str__", "__repr__", "__format__"):
             return f"<{self._label} object>"
@@ -436,7 +422,7 @@ class Remote:
 
 
 # len(x) of a Remote is x._operator("__len__"), and so on.
-for operator_name in OPERATORS:
+for operator_name in OPERATORS | ALWAYS:
     setattr(Remote, operator_name, functools.partialmethod(Remote._operator, operator_name))
 
 

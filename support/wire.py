@@ -123,13 +123,9 @@ KINDS = {
     "int": (int, lambda x: [hex(checked_int(x))], lambda text: checked_int(int(text, 16))),
     "range": (range, lambda x: [x.start, x.stop, x.step], range),
     "complex": (complex, lambda x: [x.real, x.imag], complex),
-    "keys": (type({}.keys()), list, lambda *parts: dict.fromkeys(parts).keys()),
-    "values": (type({}.values()), list, lambda *parts: dict(enumerate(parts)).values()),
-    "items": (
-        type({}.items()),
-        lambda x: list(chain.from_iterable(x)),
-        lambda *parts: fill({}, parts).items(),
-    ),
+    "keys": (type({}.keys()), lambda x: [dict.fromkeys(x)], dict.keys),
+    "values": (type({}.values()), lambda x: [dict(enumerate(x))], dict.values),
+    "items": (type({}.items()), lambda x: [dict(x)], dict.items),
     "namedtuple": (None, lambda x: [type(x).__name__, len(x), *x._fields, *x], make_namedtuple),
     "numpy": (None, numpy_parts, make_numpy),
 }
@@ -170,56 +166,54 @@ class Wire:
         self.numbers: dict = {}  # the numbers, by id
         self.before: dict = {}  # the contents when both sides were last equal, by number
         self.count = 0  # the next number
+        self.gone: list = []  # numbers that this side has forgotten and the other not yet
 
     def write(self, *values: Any, gone: Any = (), tell_changes: bool = True) -> str:
         """A message. Raises TypeError for what cannot cross, ValueError for absurd sizes."""
-        return self.with_depth(DEEPEST, self.write_message, values, gone, tell_changes)
-
-    def read(self, text: str) -> list:
-        """The values of a message. If a hostile program wrote it, any exception may be raised."""
-        return self.with_depth(DEEPEST + 500, self.read_message, text)
-
-    def with_depth(self, calls: int, method: Any, *args: Any) -> Any:
-        """Call a method under a recursion limit that does not depend on what the program set."""
-        usual = sys.getrecursionlimit()
-        if self.owner:  # not in the trainer: there the limit holds for all of its threads
-            sys.setrecursionlimit(calls)
-        try:
-            return method(*args)
-        except RecursionError:
-            raise ValueError("a value is nested too deeply to cross") from None
-        finally:
-            if self.owner:
-                sys.setrecursionlimit(usual)
-
-    def write_message(self, values: tuple, gone: Any, tell_changes: bool) -> str:
-        state = self.objects.copy(), self.numbers.copy(), self.before.copy(), self.count
-        first = self.count
+        first, usual = self.count, sys.getrecursionlimit()
         changed = self.find_changes() if tell_changes else {}
+        self.limit_depth(DEEPEST)
         try:
             changes = [(number, self.pack_all(new)) for number, new in changed.items()]
             self.forget(gone)
-            text = json.dumps([gone, changes, *map(self.pack, values)])
-        except BaseException:  # nothing is sent: the other side must not be ahead or behind
-            self.objects, self.numbers, self.before, self.count = state
+            self.gone += gone
+            text = json.dumps([self.gone, changes, *map(self.pack, values)])
+        except BaseException as error:  # nothing is sent: the new numbers were never given
+            self.forget(range(first, self.count))
+            self.count = first
+            if isinstance(error, RecursionError):
+                raise ValueError("a value is nested too deeply to cross") from None
             raise
+        finally:
+            self.limit_depth(usual)
+        self.gone = []
         self.before |= {number: new for number, new in changed.items() if number in self.objects}
         self.remember_contents(first)
         return text
 
-    def read_message(self, text: str) -> list:
-        first = self.count
-        gone, changes, *values = json.loads(text)
-        for number, parts in changes:
-            x = self.objects[number]
-            new = self.unpack_all(parts)
-            if self.owner.may_change(x):
-                fill(x, new)
-            self.before[number] = contents(x)
-        self.forget(gone)
-        values = self.unpack_all(values)
+    def read(self, text: str) -> list:
+        """The values of a message. If a hostile program wrote it, any exception may be raised."""
+        first, usual = self.count, sys.getrecursionlimit()
+        self.limit_depth(DEEPEST + 500)
+        try:
+            gone, changes, *values = json.loads(text)
+            for number, parts in changes:
+                x = self.objects[number]
+                new = self.unpack_all(parts)
+                if self.owner.may_change(x):
+                    fill(x, new)
+                self.before[number] = contents(x)
+            self.forget(gone)
+            values = self.unpack_all(values)
+        finally:
+            self.limit_depth(usual)
         self.remember_contents(first)
         return values
+
+    def limit_depth(self, calls: int) -> None:
+        """Set the recursion limit, which a program may have changed."""
+        if self.owner:  # not in the trainer: there the limit holds for all of its threads
+            sys.setrecursionlimit(calls)
 
     def find_changes(self) -> dict:
         """The new contents of each container that this side changed, by number."""
