@@ -303,20 +303,7 @@ class Values:
 
     def load_stream(self, wire: Wire, number: int, is_generator: bool) -> Any:
         kind = Generator if is_generator else Stream
-        stream = kind(self.link, int(number), "iterator")
-        object.__setattr__(stream, "_items", self.items(stream))  # Remote's would ask the program
-        return stream
-
-    def items(self, stream: Any) -> Any:
-        """The items of an iterator of the program: the first ones singly, then in batches."""
-        for size in itertools.chain(BATCHES, itertools.repeat(1000)):
-            if size > 1:  # the iterator is ahead of the test
-                self.link.shortfall = "a test may see how far an iterator has come"
-            try:
-                items = self.link.ask("", "take items", stream, size)
-            except StopIteration:
-                return
-            yield from items
+        return kind(self.link, int(number), "iterator")
 
     def load_error(self, wire: Wire, lineage: list, text: str, args: Any, line: int) -> Any:
         """An exception of the nearest class that the judge has. lineage: its class and bases."""
@@ -331,7 +318,7 @@ class Values:
         if kind.__module__ == "builtins":
             with contextlib.suppress(Exception):
                 error.__init__(*args)  # sets code, errno and the like
-        error.args, error._line, error._text = args, int(line), str(text)
+        error.args, error._line = args, int(line)
         return error
 
 
@@ -436,6 +423,21 @@ def labelled(value: Any, label: str) -> Any:
 class Stream(Remote):
     """A stand-in for an iterator of the program."""
 
+    def __init__(self, *fields: Any) -> None:
+        super().__init__(*fields)
+        object.__setattr__(self, "_items", self._take())
+
+    def _take(self) -> Any:
+        """The items: the first ones singly, then in batches."""
+        for size in itertools.chain(BATCHES, itertools.repeat(1000)):
+            if size > 1:  # the iterator is ahead of the test
+                self._link.shortfall = "a test may see how far an iterator has come"
+            try:
+                items = self._link.ask("", "take items", self, size)
+            except StopIteration:
+                return
+            yield from items
+
     def __iter__(self) -> Any:
         return self
 
@@ -466,7 +468,7 @@ class Missing(Remote):
 def message(error: BaseException) -> str:
     """The text of an exception, "" if it has none."""
     try:
-        return getattr(error, "_text", "") or str(error)
+        return str(error)
     except Exception:  # str() of a value in it raised
         return ""
 
@@ -517,8 +519,6 @@ def show(x: Any, room: int = 200) -> str:
     ("{'a', 'b'}", "'xxxxxxxxxxxx...[976 cut]...xxxxxxxxxxxx'")
     """
     try:
-        if isinstance(x, (bool, float)):
-            return repr(x)
         if isinstance(x, str):
             return repr(shorten(x, room))
         return shorten(Shown(room).repr(x), room)
