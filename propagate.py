@@ -17,8 +17,6 @@ from typing import Any
 
 import numpy as np
 
-SAME = 1e-9  # credits this close count as equal: their difference is rounding, not a signal
-
 
 def mars(node: Any) -> float:
     """Max reward (MARS, paper; formula: reported): an attempt is worth the best that came of it.
@@ -92,7 +90,7 @@ def group_advantages(
     if ddof not in (0, 1):
         raise ValueError(f"ddof is 0 (std of the population) or 1 (of a sample), not {ddof}")
     values = _array(credits)
-    if not _has_spread(values):
+    if not has_spread(values):
         return [0.0] * len(values)
     advantages = values - values.mean()
     if scale:
@@ -113,7 +111,7 @@ def inter_prune(groups: Sequence[Sequence[Any]], budget: int | None) -> list[Seq
     for i, group in enumerate(groups):
         # Sorted and rounded, since float sums differ in the last digit: equal spreads must tie.
         credits = np.sort(_array([node.credit for node in group]))
-        if _has_spread(credits):
+        if has_spread(credits):
             sort_keys.append((-round(float(credits.std()), 12), group[0].turn, i))
     best = sorted(sort_keys)[:budget]
     return [groups[i] for i in sorted(i for _, _, i in best)]
@@ -156,8 +154,9 @@ def _array(credits: Sequence[float]) -> np.ndarray:
     return values
 
 
-def _has_spread(credits: np.ndarray) -> bool:
-    return len(credits) > 1 and bool(np.ptp(credits) > SAME)
+def has_spread(credits: Sequence[float]) -> bool:
+    """Whether the credits of a group differ; a group of equal credits teaches nothing."""
+    return len(credits) > 1 and bool(np.ptp(credits) > 1e-9)  # a smaller difference is rounding
 
 
 def _check_budget(budget: int | None) -> None:

@@ -45,13 +45,15 @@ def compare(a: dict, b: dict) -> list[dict]:
     names = [name for name in a["problems"] if name in b["problems"]]
     if not names:
         raise ValueError("the two results have no problem in common, so nothing can be paired")
-    # The entry of a, with that of b inside: so `grouped` can group them.
-    paired = {name: {**a["problems"][name], "B": b["problems"][name]} for name in names}
+    paired = {}
+    for name in names:
+        one, other = a["problems"][name], b["problems"][name]
+        paired[name] = {"A": one, "B": other, "difficulty": one["difficulty"]}
     rows = []
     for group, pairs in grouped(paired).items():
-        single = all(len(pair["chain"]) == len(pair["B"]["chain"]) == 1 for pair in pairs)
+        single = all(len(pair["A"]["chain"]) == len(pair["B"]["chain"]) == 1 for pair in pairs)
         for k in range(1, min(a["iterations"], b["iterations"]) + 1):
-            before = np.array([iter_k(pair, k) for pair in pairs])
+            before = np.array([iter_k(pair["A"], k) for pair in pairs])
             after = np.array([iter_k(pair["B"], k) for pair in pairs])
             row = {"problems": group, "n": len(pairs), "k": k}
             row |= {"A": before.mean(), "B": after.mean(), "B - A": (after - before).mean()}

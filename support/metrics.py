@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from propagate import SAME
+from propagate import has_spread
 from support.page import say
 from tree import Node, walk
 
@@ -60,20 +60,15 @@ def describe(trees: list[Node], kept: list[Node], turns: int) -> dict[str, Any]:
     first = [tree.children for tree in trees if tree.children]
     line["problems_solved"] = mean([any(node.solved for node in walk(tree)) for tree in trees])
     line["repaired"] = mean([any(node.solved for node in children) for children in refined])
-    line["groups_with_spread"] = mean([has_spread(group) for group in first + refined])
-    line["spread_1"] = mean([has_spread(group) for group in first])
+    spread = [has_spread([node.credit for node in group]) for group in first + refined]
+    line["groups_with_spread"] = mean(spread)
+    line["spread_1"] = mean(spread[: len(first)])
     line["truncated"] = mean([node.truncated for node in nodes])
     line["completion_tokens"] = mean([len(node.completion_ids) for node in nodes])
     line["timeouts"] = sum(node.status == "timeout" for node in nodes)
     line["no_code"] = sum(node.status == "no_code" for node in nodes)
     line["too_long"] = sum(node.unexpanded != "" for node in [*trees, *nodes])
     return line
-
-
-def has_spread(group: list[Node]) -> bool:
-    """Whether the credits of a group differ (rounding aside); else it teaches nothing."""
-    credits = [node.credit for node in group]
-    return max(credits) - min(credits) > SAME
 
 
 def plot(folder: Path) -> str:

@@ -91,13 +91,21 @@ def parse(kind: type, arguments: list[str] | None, description: str) -> Any:
     given = parser.parse_args(arguments)  # refuses wrong options, and tells of --resume
     if getattr(given, "resume", False):
         parser.set_defaults(**read_settings(given.output))  # what is given now still wins
-    try:  # unknown: what is in settings.json, but is no setting
+    strange = ValueError("--resume: settings.json in --output is not of this program")
+    try:
         settings, *unknown = parser.parse_args_into_dataclasses(arguments, look_for_args_file=False)
-    except TypeError:
-        unknown = ["a value of the wrong type"]
-    if unknown:
-        raise ValueError("--resume: settings.json in --output is not of this program")
+    except TypeError:  # a setting in it has a value of the wrong type
+        raise strange from None
+    if unknown:  # a name in it is no setting
+        raise strange
     return settings
+
+
+def fill_in(settings: Any, fitting: dict[str, Any]) -> None:
+    """Put the values that fit in place of None."""
+    for name, value in fitting.items():
+        if getattr(settings, name) is None:
+            setattr(settings, name, value)
 
 
 # What None stands for in these settings: (with the tiny model of a toy world, with any other).
@@ -182,9 +190,8 @@ class Config:
         for setting in fields(self):  # a settings.json may hold anything
             if setting.type is str and not isinstance(getattr(self, setting.name), str):
                 raise TypeError(f"{flag(setting.name)} must be a text")
-        for name, (with_toy, with_real) in FITTING.items():
-            if getattr(self, name) is None:
-                setattr(self, name, with_real if self.model else with_toy)
+        place = 1 if self.model else 0
+        fill_in(self, {name: values[place] for name, values in FITTING.items()})
         at_least(self, turns=1, group_size=2, inter_budget=1, intra_budget=2, limit=1, eval_count=1)
         at_least(self, problems_per_step=1, temperature=1e-3, max_new_tokens=1, sample_tokens=1)
         at_least(self, feedback_tests=1, timeout=1e-3, steps=0, learning_rate=1e-12, warmup=0)
@@ -247,10 +254,7 @@ class EvalConfig:
         fitting = {"temperature": 0.0, "max_new_tokens": 1024, "feedback_tests": 3}
         if is_toy:
             fitting = {"temperature": 1.0, "max_new_tokens": 16, "feedback_tests": 1, "limit": 200}
-        for name, value in fitting.items():
-            if getattr(self, name) is None:
-                setattr(self, name, value)
-
+        fill_in(self, fitting)
         if not self.output:
             self.output = f"runs/eval-{Path(self.model).name}-{Path(self.benchmark).stem}"
         at_least(self, iterations=1, samples=1, max_new_tokens=1, sample_tokens=1, limit=1)
