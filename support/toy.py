@@ -15,9 +15,8 @@ import random
 import re
 import time
 import zlib
-from collections.abc import Iterator
 from functools import cache
-from itertools import islice, product
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -127,21 +126,15 @@ def feedback_on(problem: Problem, expression: str) -> str:
     return ""
 
 
-def demonstration(world: str, rng: random.Random) -> tuple[Messages, str]:
-    """A chat with 0 to 4 failed attempts, and the program that comes next: what to imitate."""
-    (problem,) = problems(world, "train", 1, rng.getrandbits(48))
-    if world == "doctest":
-        return doctest_demonstration(problem, rng)
-    return cutoff_demonstration(problem, rng)
+def doctest_demonstration(rng: random.Random) -> tuple[Messages, str]:
+    """A chat with 0 to 4 failed attempts, and the program that comes next: what to imitate.
 
-
-def doctest_demonstration(problem: Problem, rng: random.Random) -> tuple[Messages, str]:
-    """Half of the chats have failed attempts. Half of the further ones repeat the one before.
-
-    Then comes the program to imitate. As a first attempt it is right in 70% of the cases, as a
-    later one in 40%; there 50% repeat the failed attempt, as small real models do. Else it is a
-    popular program, one from the first part of the list.
+    Half of the chats have failed attempts. Half of the further ones repeat the one before. As a
+    first attempt the program to imitate is right in 70% of the cases, as a later one in 40%; there
+    50% repeat the failed attempt, as small real models do. Else it is a popular program, one from
+    the first part of the list.
     """
+    (problem,) = problems("doctest", "train", 1, rng.getrandbits(48))
     docstring = problem.prompt.split("\n")[0].removeprefix("# ")
     listed = PROGRAMS[problem.difficulty][docstring]
     messages, failed = first_messages(problem), ""
@@ -159,8 +152,9 @@ def doctest_demonstration(problem: Problem, rng: random.Random) -> tuple[Message
     return messages, DEF + listed[min(int(rng.expovariate(0.25)), len(listed) - 1)]
 
 
-def cutoff_demonstration(problem: Problem, rng: random.Random) -> tuple[Messages, str]:
-    """Mostly sensible guesses, then any one of those that the feedback leaves open."""
+def cutoff_demonstration(rng: random.Random) -> tuple[Messages, str]:
+    """A chat with mostly sensible guesses, then any one of those that the feedback leaves open."""
+    (problem,) = problems("cutoff", "train", 1, rng.getrandbits(48))
     messages, low, high = first_messages(problem), 1, 16
     for _ in range(rng.randrange(5)):
         guess = rng.randint(low, high) if rng.random() < 0.9 else rng.randint(1, 16)
@@ -175,6 +169,7 @@ def cutoff_demonstration(problem: Problem, rng: random.Random) -> tuple[Messages
     return messages, f"{DEF}x < {rng.randint(low, high)}"
 
 
+DEMONSTRATION = {"doctest": doctest_demonstration, "cutoff": cutoff_demonstration}
 # Each piece is one token. Together they spell every prompt, feedback and program of both worlds.
 PIECES = [
     "The program does not pass its tests.\n", "\nWrite the corrected program.", " failed: f(",
@@ -219,7 +214,6 @@ RECIPE = 1  # raise it when this file makes another base model than before
 DEMONSTRATIONS = 24_000
 RATE = 2.5e-3
 SAVE_EVERY = 100  # steps
-Batch = tuple[torch.Tensor, torch.Tensor]  # input_ids and labels, each (demonstrations, tokens)
 
 
 def base_model(world: str, seed: int, folder: Path, steps: int = 1500, batch: int = 64) -> Path:
@@ -240,37 +234,33 @@ def base_model(world: str, seed: int, folder: Path, steps: int = 1500, batch: in
             print(f"making a tiny model for world {world!r}: {path}", flush=True)
             tokenizer = make_tokenizer()
             model = make_model(len(tokenizer), seed)
-            warm_start(model, batches(tokenizer, world, seed, steps, batch), steps, unfinished)
+            rng = random.Random(f"demonstrations {world} {seed}")
+            data = tokenized(tokenizer, world, rng, min(DEMONSTRATIONS, steps * batch))
+            warm_start(model, data, rng, steps, batch, unfinished)
             model.save_pretrained(unfinished)
             tokenizer.save_pretrained(unfinished)
             unfinished.rename(path)  # a folder of this name is whole
     return path
 
 
-def batches(tokenizer: Any, world: str, seed: int, steps: int, size: int) -> Iterator[Batch]:
-    """The batches of a warm start; the chats of one have equally many messages: little padding."""
-    rng = random.Random(f"demonstrations {world} {seed}")
-    by_length: dict[int, list[Batch]] = {}
-    count = min(DEMONSTRATIONS, steps * size)
+def tokenized(tokenizer: Any, world: str, rng: random.Random, count: int) -> list[list[tuple]]:
+    """Demonstrations as (input_ids, labels). One list holds chats with equally many messages."""
+    by_length: dict[int, list[tuple]] = {}
     for number in range(count):
         if number % 4000 == 2000:  # the first line soon after the start
             print(f"warm start: {number} of {count} demonstrations written", flush=True)
-        messages, program = demonstration(world, rng)
+        messages, program = DEMONSTRATION[world](rng)
         prompt = encode(tokenizer, messages)
         answer = tokenizer.encode(program + tokenizer.eos_token)
         labels = [-100] * len(prompt) + answer  # -100: no loss
         row = torch.tensor(prompt + answer), torch.tensor(labels)
         by_length.setdefault(len(messages), []).append(row)
-
-    lists = list(by_length.values())
-    counts = [len(rows) for rows in lists]
-    for _ in range(steps):
-        (rows,) = rng.choices(lists, counts)
-        ids, labels = zip(*rng.choices(rows, k=size), strict=True)
-        yield pad_sequence(ids, batch_first=True), pad_sequence(labels, True, padding_value=-100)
+    return list(by_length.values())
 
 
-def warm_start(model: Any, data: Iterator[Batch], steps: int, folder: Path) -> None:
+def warm_start(
+    model: Any, data: list[list[tuple]], rng: random.Random, steps: int, batch: int, folder: Path
+) -> None:
     """Teach the model to imitate: one AdamW step on the cross-entropy of each batch."""
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.98), weight_decay=0.01)
     state = load(folder) or {"step": 0}
@@ -281,20 +271,24 @@ def warm_start(model: Any, data: Iterator[Batch], steps: int, folder: Path) -> N
 
     threads, start = torch.get_num_threads(), time.perf_counter()
     torch.set_num_threads(1)  # so the weights do not depend on the number of cores
-    try:
-        for step, (ids, labels) in islice(enumerate(data, 1), first, None):  # what is left to do
-            rise, fall = step / 50, 1 - 0.9 * (step - 1) / steps
-            optimizer.param_groups[0]["lr"] = RATE * min(rise, fall)
-            optimizer.zero_grad()
-            loss = model(input_ids=ids, labels=labels).loss  # causal: no mask for right padding
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            if step % SAVE_EVERY == 0:
-                weights = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-                save(folder, {"step": step, **weights})
-                left = (time.perf_counter() - start) / (step - first) * (steps - step)
-                news = f"loss {loss.item():.2f}, {left:.0f} seconds left"
-                print(f"warm start: step {step} of {steps}, {news}", flush=True)
-    finally:
-        torch.set_num_threads(threads)
+    for step in range(1, steps + 1):
+        (rows,) = rng.choices(data, [len(rows) for rows in data])
+        rows = rng.choices(rows, k=batch)  # of one list: little padding
+        if step <= first:  # done before it was killed
+            continue
+        ids = pad_sequence([ids for ids, _ in rows], batch_first=True)
+        labels = pad_sequence([labels for _, labels in rows], True, padding_value=-100)
+        rise, fall = step / 50, 1 - 0.9 * (step - 1) / steps
+        optimizer.param_groups[0]["lr"] = RATE * min(rise, fall)
+        optimizer.zero_grad()
+        loss = model(input_ids=ids, labels=labels).loss  # causal: no mask for right padding
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        if step % SAVE_EVERY == 0:
+            weights = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+            save(folder, {"step": step, **weights})
+            left = (time.perf_counter() - start) / (step - first) * (steps - step)
+            news = f"loss {loss.item():.2f}, {left:.0f} seconds left"
+            print(f"warm start: step {step} of {steps}, {news}", flush=True)
+    torch.set_num_threads(threads)
