@@ -16,7 +16,6 @@ import json
 import pickle
 import re
 import sys
-import textwrap
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -34,9 +33,8 @@ def find_rows(
     version: str | None = None,
     start_date: str | None = None,
     end_date: str | None = None,
-) -> tuple[Any, str, Callable[[dict], Problem | None]]:
-    """The rows of a set, their format, and what makes a row a Problem, or None for a row outside
-    the dates or the split.
+) -> tuple[Any, Callable[[dict], Problem | None]]:
+    """The rows of a set, and what makes a row a Problem, or None: it is outside dates or split.
 
     version, start_date and end_date (2025-01-31) are for LiveCodeBench.
     Raises ValueError or FileNotFoundError for a wrong request, before the hub is asked.
@@ -57,12 +55,11 @@ def find_rows(
             day = str(row["contest_date"])[:10]  # a datetime, too, begins with its date
             if not (start_date or "") <= day <= (end_date or "9999"):
                 return None
-        # Of MBPP the test split is taken. MBPP+, whose rows have a `test`, is taken whole.
-        if form == "mbpp" and not row.get("test") and not 11 <= int(row["task_id"]) <= 510:
+        if form == "mbpp" and not 11 <= int(row["task_id"]) <= 510:  # the test split
             return None
         return convert_row(form, row)
 
-    return rows, form, make
+    return rows, make
 
 
 def file_rows(name: str) -> tuple[list, str]:
@@ -113,9 +110,7 @@ def convert_row(form: str, row: dict) -> Problem:
 def _humaneval(row: dict) -> Problem:
     """Docstring examples are public. The prompt's helpers are context: answers leave them out."""
     prompt, name = row["prompt"], row["entry_point"]
-    target = _definitions(prompt).get(name)
-    if not isinstance(target, ast.FunctionDef):
-        raise ValueError(f"the prompt does not define {name}")
+    target = _definitions(prompt)[name]
     above = "".join(prompt.splitlines(keepends=True)[: target.lineno - 1])
     imports = find(target, ast.Import | ast.ImportFrom)
     context = "\n".join([above.strip(), *map(ast.unparse, imports)]).strip()
@@ -126,20 +121,15 @@ def _humaneval(row: dict) -> Problem:
 
 
 def _mbpp(row: dict) -> Problem:
-    """MBPP: the first assert is public. MBPP+: its long `test` counts as one more hidden test."""
+    """The first assert is public."""
     code = row["code"].replace("\r\n", "\n")
     asserts = row["test_list"] + (row.get("challenge_test_list") or [])
-    if row.get("test"):
-        # It asserts only in a helper, which is no test for the executor; test_plus is one.
-        asserts.append("def test_plus():\n" + textwrap.indent(row["test"], "    "))
     # Set-up code makes objects of the answer's own class, so it stands in front of each test.
     setup = (row.get("test_setup_code") or "").replace("\r\n", "\n")
     tests = [f"{setup}\n{test}".strip() for test in asserts]
     needed = _needed(code, "\n".join(tests))
     called = [ast.unparse(call.func) for call in find(ast.parse(asserts[0]), ast.Call)]
     names = [name for name in called if name in needed]  # in int(f(2)) it is f
-    if not names:
-        raise ValueError("the first test calls nothing that the reference defines")
     message = _message(row.get("text") or row["prompt"], needed, _block("It must pass", tests[0]))
     key, context = f"Mbpp/{row['task_id']}", "\n".join(row.get("test_imports") or [])
     return Problem(key, message, tests, tests[:1], names[0], reference=code, context=context)
@@ -202,20 +192,16 @@ def docstring_examples(prompt: str, entry_point: str) -> list[str]:
     ['assert f(2) == 4']
     """
     target = _definitions(prompt)[entry_point]
-    if ast.get_docstring(target) is None:
-        return []
     # The docstring as it is written: in its value an example's "\n" would be a line break.
     text = (ast.get_source_segment(prompt, target.body[0]) or "").strip("\"'")
-    found = []
-    with contextlib.suppress(ValueError):  # a badly indented doctest
-        examples = doctest.DocTestParser().get_examples(text)
-        found = [(example.source, _constant(example.want or "None")) for example in examples]
+    examples = doctest.DocTestParser().get_examples(text)
+    found = [(example.source, _constant(example.want or "None")) for example in examples]
     start = rf"(?<![\w.]){re.escape(entry_point)}\("  # "f(", but not "of(" or "my.f("
     call = rf"{start}(?:(?!{start})[\s\S])*?\)"  # "f((1, 2), [])", also over several lines
     sign = r"[ \t]*(?:# *)?(?:==>|=>|->|\u279e|==|=|should return|returns?) *"  # " # => "
     # The call; after its sign, the rest of the line (looked at, not consumed: it may hold a call).
     for source, rest in re.findall(f"({call}){sign}(?=(.*))", text):
-        found.append((source, _first_constant(rest)))
+        found.append((source, _constant(rest)))
 
     asserts = []
     for source, result in found:
@@ -227,21 +213,15 @@ def docstring_examples(prompt: str, entry_point: str) -> list[str]:
     return list(dict.fromkeys(asserts))
 
 
-def _first_constant(line: str) -> str:
-    """The longest constant at the start of a line; "" if a formula goes on after it (`4 + x`)."""
-    for end in range(len(line), 0, -1):
-        # What stands behind "4" in "42", "4.5", "4 + x": then "4" is not the whole value.
-        goes_on = re.match(r"\.?\w|[\"']| *[-+*/=]", line[end:])
-        constant = _constant(line[:end])
-        if constant and not goes_on and line[end - 1] not in ".,":
-            return constant
-    return ""
-
-
 def _constant(text: str) -> str:
-    """A constant as Python shows it, or "" for any other text."""
-    with contextlib.suppress(SyntaxError, ValueError, TypeError):
-        return repr(ast.literal_eval(text.strip()))
+    """The longest constant at the start of a text; "" if a formula goes on after it (`4 + x`)."""
+    for end in range(len(text), 0, -1):
+        # What stands behind "4" in "42", "4.5", "4 + x": then "4" is not the whole value.
+        goes_on = re.match(r"\.?\w|[\"']| *[-+*/=]", text[end:])
+        with contextlib.suppress(SyntaxError, ValueError, TypeError):
+            value = ast.literal_eval(text[:end].strip())
+            if not goes_on and text[end - 1] not in ".,":
+                return repr(value)
     return ""
 
 

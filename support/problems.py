@@ -6,19 +6,13 @@ Needs: executor.py, support/plan.py, verify.py.
 Run: python -m support.problems examples/own_problems.jsonl
 """
 
-import signal
-import sys
-
-if __name__ == "__main__":  # so that Ctrl-C prints one line
-    signal.signal(signal.SIGINT, lambda *_: sys.exit("\nproblems: stopped"))
-
 import ast
 import builtins
 import gzip
 import json
 import math
 import random
-import re
+import sys
 import warnings
 import zlib
 from collections import Counter
@@ -29,7 +23,7 @@ from typing import Any
 
 from executor import run_many
 from support.plan import find, own_names
-from support.verify import remembering, verified
+from support.verify import remembered, verified
 
 SHOWN = 50  # of the rows that are left out, so many are printed with their reason
 TESTS = {  # kind: what one test is
@@ -74,24 +68,22 @@ def load_problems(
 
     limit: how many rows are read: the first ones, or with a seed a random sample. A row that is
     left out counts, too; one outside the dates or the split does not.
-    execute: executor.run_many, to check tests and references; its results are kept in `cache`.
+    execute: executor.run_many, to check tests and references; what passes is kept in `cache`.
     request: version, start_date and end_date of a benchmark, see benchmarks.find_rows.
     ValueError or FileNotFoundError, one sentence: a wrong request, or no problem is left.
     """
     from support import benchmarks  # here, because it imports Problem from this file
 
-    rows, form, make = benchmarks.find_rows(str(source), **request)
+    rows, make = benchmarks.find_rows(str(source), **request)
     order = list(range(len(rows)))
     if seed is not None:
         random.Random(seed).shuffle(order)
     with warnings.catch_warnings(action="ignore"):  # about escapes in the strings of a data set
         found, left_out = convert_rows(rows, order, limit, make)
-    if execute is not None:
-        if cache:
-            execute = remembering(execute, Path(cache).expanduser() / "verdicts.json")
+    if execute is not None and cache:
+        found = remembered(found, execute, left_out, Path(cache).expanduser() / "verdicts.json")
+    elif execute is not None:
         found = verified(found, execute, left_out)
-    elif form == "humaneval":  # some docstring examples are wrong, and nothing has run them
-        found = {label: replace(problem, public_tests=[]) for label, problem in found.items()}
     report(source, len(rows), found, left_out)
     if not found:
         raise ValueError(f"no problem is left of the {len(rows)} rows of {source}")
@@ -161,8 +153,6 @@ def check(problem: Problem) -> None:
             raise ValueError(f"{item.name} is empty")
     if problem.kind not in TESTS:
         raise ValueError(f"kind is {problem.kind!r:.60}, expected one of {', '.join(TESTS)}")
-    if problem.kind == "functional" and not problem.entry_point.isidentifier():
-        raise ValueError(f"entry_point is {problem.entry_point!r:.60}, expected a function's name")
     if problem.timeout is not None and not 0 < problem.timeout < math.inf:
         raise ValueError(f"timeout is {problem.timeout}, expected seconds above 0")
     for test in problem.tests + problem.public_tests:
@@ -177,43 +167,27 @@ def check(problem: Problem) -> None:
 def find_entry_point(problem: Problem) -> str:
     """The name by which a program is found in an answer: the given one, or what tests call first.
 
-    "" if it is unknown. ValueError if no test uses the given one: all programs would be wrong.
+    "" if it is unknown: what the tests call, they define themselves.
     """
-    given = problem.entry_point
-    if problem.kind != "assert":
-        return given
-    tests = "\n".join(problem.tests)
-    if "def check(" in tests:  # it calls the function `candidate`
-        return given
-    if given:
-        name = re.escape(given.rpartition(".")[2])
-        if not re.search(rf"\b{name}\b", f"{tests}\n{problem.context}"):
-            raise ValueError(f"entry_point is {given!r:.60}, which no test uses")
-        return given
-    # It is unknown if it may come from `import *` or an alias (`from solution import f as g`).
-    if re.search(r"\bimport +\*|\bsolution import (.*|\([^)]*) as ", tests):
-        return ""
-    tree = ast.parse(tests, "the tests, in one file")
+    if problem.entry_point or problem.kind != "assert":
+        return problem.entry_point
+    tests = ast.parse("\n".join(problem.tests), "the tests, in one file")
     context = ast.parse(problem.context, "the context")
-    others = own_names(tree) | own_names(context) | set(dir(builtins))
-    called = [ast.unparse(call.func) for call in find(tree, ast.Call)]
+    others = own_names(tests) | own_names(context) | set(dir(builtins))
+    called = [ast.unparse(call.func) for call in find(tests, ast.Call)]
     return next((name for name in called if name.isidentifier() and name not in others), "")
 
 
 def distinct(problems: list) -> list:
     """Make all ids different, because results are kept by id: a second "a" becomes "a#2"."""
-    ids = {problem.id for problem in problems}
-    times: Counter = Counter()
-    marked = []
+    marked: dict[str, Problem] = {}
     for problem in problems:
-        name = problem.id
-        times[name] += 1
-        while times[name] > 1 and f"{name}#{times[name]}" in ids:  # another problem has it
-            times[name] += 1
-        if times[name] > 1:
-            problem = replace(problem, id=f"{name}#{times[name]}")
-        marked.append(problem)
-    return marked
+        name, number = problem.id, 1
+        while name in marked:
+            number += 1
+            name = f"{problem.id}#{number}"
+        marked[name] = replace(problem, id=name)
+    return list(marked.values())
 
 
 def fingerprint(problems: list) -> int:
@@ -230,8 +204,6 @@ def read_rows(path: Path) -> list:
             data = gzip.decompress(data)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise ValueError(f"{path} cannot be unpacked: {error}") from None
-    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
-        raise ValueError(f"{path} is in UTF-16: save it in UTF-8")
     text = data.decode("utf-8-sig", "surrogateescape")  # a bad byte costs its row only
     pieces = [text] if text.lstrip().startswith("[") else text.split("\n")
     rows = []
@@ -248,25 +220,20 @@ def read_rows(path: Path) -> list:
     return rows
 
 
-def run_and_tell(jobs: list) -> list:
-    """executor.run_many, with a line for each reference: what it passes, and its time."""
-    results = run_many(jobs)
-    for (problem, code), result in zip(jobs, results, strict=True):
-        # verify.py takes the id away when it runs one public test alone.
-        if code == problem.reference and problem.id:
-            share = f"{result.passed} of {result.total} tests"
-            print(f"{problem.id}: reference passes {share}, {result.cpu_seconds:.2f} s of CPU")
-    return results
-
-
 def main(arguments: list[str]) -> None:
     """The command line: what a file holds, what is left out and why, how its references do."""
     if len(arguments) != 1 or arguments[0].startswith("-"):
         sys.exit("usage: python -m support.problems FILE (or the name of a benchmark)")
     try:
-        problems = load_problems(arguments[0], execute=run_and_tell, cache=None)
+        problems = load_problems(arguments[0], execute=run_many, cache=None)
+        jobs = [(problem, problem.reference) for problem in problems if problem.reference]
+        for (problem, _), result in zip(jobs, run_many(jobs), strict=True):  # again, for its time
+            share = f"{result.passed} of {result.total} tests"
+            print(f"{problem.id}: reference passes {share}, {result.cpu_seconds:.2f} s of CPU")
     except (OSError, ValueError, RuntimeError) as error:
         sys.exit(f"problems: {error}")
+    except KeyboardInterrupt:
+        sys.exit("\nproblems: stopped")
     kinds = Counter(problem.kind for problem in problems)
     print(", ".join(f"{count} of kind {kind}" for kind, count in kinds.items()))
 

@@ -7,13 +7,11 @@ fits the reference; for each other one the reason. Standard library only.
 import hashlib
 import json
 import math
-import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -39,8 +37,7 @@ def verified(found: dict, execute: Callable, left_out: dict) -> dict:
         jobs[label, "reference"] = (patient, problem.reference)
         for test in problem.public_tests:
             if test not in problem.tests:
-                # Without an id: problems.run_and_tell reports only whole references.
-                alone = replace(patient, id="", tests=[test], public_tests=[])
+                alone = replace(patient, tests=[test], public_tests=[])
                 jobs[label, repr(test)] = (alone, problem.reference)  # a list can be no key
     results = dict(zip(jobs, execute(list(jobs.values())), strict=True))
 
@@ -64,9 +61,8 @@ def verified(found: dict, execute: Callable, left_out: dict) -> dict:
 
 def why_unusable(nothing: Any, reference: Any) -> str:
     """Why a problem is left out, from the results of two programs; "" if it is not."""
-    for result in filter(None, (nothing, reference)):
-        if result.status == "unscorable":
-            return result.feedback
+    if nothing.status == "unscorable":
+        return nothing.feedback
     if nothing.reward == 1:
         return "a program that does nothing passes its tests"
     if reference and reference.reward < 1:
@@ -74,32 +70,28 @@ def why_unusable(nothing: Any, reference: Any) -> str:
     return ""
 
 
-def remembering(execute: Callable, file: Path) -> Callable:
-    """`execute`, but a verdict comes from `file` if the same executor and Python gave it before."""
+def remembered(found: dict, execute: Callable, left_out: dict, file: Path) -> dict:
+    """`verified`, but `file` tells of the problems that it found usable before.
+
+    Other problems are tried again: a package may be there now, or the machine less busy. All are
+    if the executor or Python is another.
+    """
     version = hashlib.sha256(b"".join((ROOT / name).read_bytes() for name in EXECUTOR)).hexdigest()
-
-    def run(jobs: list) -> list:
-        texts = [json.dumps([asdict(p), code, sys.version, version]) for p, code in jobs]
-        keys = [hashlib.sha256(text.encode()).hexdigest() for text in texts]
-        saved: dict[str, dict] = {}
-        with suppress(OSError, ValueError, TypeError):  # no file yet, or a damaged one
-            saved = dict(json.loads(file.read_text()))
-        verdicts = dict(saved)
-        missing = {key: job for key, job in zip(keys, jobs, strict=True) if key not in saved}
-        if missing:
-            results = execute(list(missing.values()))
-            for (key, (_, code)), result in zip(missing.items(), results, strict=True):
-                verdicts[key] = asdict(result)
-                # Kept is what would be the same elsewhere. A timeout may not be, nor the error of a
-                # reference (a missing package). The error of the program that does nothing is.
-                is_expected = result.status == "error" and code == NOTHING
-                if result.status in ("passed", "failed") or is_expected:
-                    saved[key] = verdicts[key]
-            with suppress(OSError):  # a folder that nobody may write to: they are run again
-                file.parent.mkdir(parents=True, exist_ok=True)
-                new = file.with_name(f"{file.name}.{os.getpid()}")  # another process may write, too
-                new.write_text(json.dumps(saved))
-                os.replace(new, file)
-        return [SimpleNamespace(**verdicts[key]) for key in keys]
-
-    return run
+    keys = {}
+    for label, problem in found.items():
+        text = json.dumps([asdict(problem), sys.version, version])
+        keys[label] = hashlib.sha256(text.encode()).hexdigest()
+    known: dict[str, dict] = {}
+    with suppress(OSError, ValueError, TypeError):  # no file yet, or a damaged one
+        known = dict(json.loads(file.read_text()))
+    new = {label: problem for label, problem in found.items() if keys[label] not in known}
+    if new:
+        for label, problem in verified(new, execute, left_out).items():
+            known[keys[label]] = {"timeout": problem.timeout, "public_tests": problem.public_tests}
+        with suppress(OSError):  # a folder that nobody may write to: they are run again
+            file.parent.mkdir(parents=True, exist_ok=True)
+            unfinished = file.with_suffix(".unfinished")
+            unfinished.write_text(json.dumps(known))
+            unfinished.replace(file)
+    usable = [label for label in found if keys[label] in known]
+    return {label: replace(found[label], **known[keys[label]]) for label in usable}

@@ -45,11 +45,6 @@ MBPP = {
     "code": "def helper(x):\r\n    return 2 * x\r\ndef twice(x):\r\n    return helper(x)",
     "test_list": ["assert int(twice(2)) == 4", "assert twice(-3) == -6"],
 }
-PLUS = """def assertion(out, exp):
-    assert out == exp
-for inp, exp in [([7], 14), ([0.1], 0.2)]:
-    assertion(twice(*inp), exp)
-"""
 STDIN = [{"input": f"{n}\n", "output": f"{n + 1}\n", "testtype": "stdin"} for n in (1, 41, 70001)]
 LIVE = {
     "question_content": "Print the number after n.",
@@ -84,8 +79,6 @@ def load(folder: Path, *rows: dict, **how) -> list:
 
 
 def test_humaneval_has_context_and_only_examples_that_the_reference_passes(tmp_path, capsys):
-    [unchecked] = load(tmp_path, HUMANEVAL)
-    assert unchecked.public_tests == []  # nothing has run the examples
     [problem] = load(tmp_path, HUMANEVAL, execute=run_many)
     assert problem.public_tests == ["assert halves([2, 5]) == [1, 2]"]
     assert "assert halves([1]) == [7]" in capsys.readouterr().err
@@ -109,7 +102,6 @@ NOTATIONS = [
     ("f(a) => False, f(n) == f(n - 1), f(1", []),  # names, not values
     ("f(3) -> 19 - 5 = 14, f(2) = 1 + 1 = 2", []),  # a formula's first number is no result
     ('f(["a"]) == ""aaaa". g(1) == 2, my.f(1) == 2, of(1) == 2', []),  # not f
-    ("  >>> f(1)\n 2\n f(4) == 5", ["f(4) == 5"]),  # badly indented doctest
 ]
 
 
@@ -136,20 +128,17 @@ def test_any_constant_survives_any_notation(arguments, result, sign):
 
 
 def test_mbpp_shows_its_first_test_and_hides_all_others(tmp_path):  # D44
-    row = MBPP | {"test": PLUS, "test_imports": ["import math"]}
+    row = MBPP | {"test_imports": ["import math"]}
     row["challenge_test_list"] = ["assert math.isclose(twice(50), 100)"]
-    [problem] = load(tmp_path, row, execute=run_many)  # of MBPP+ all rows are asked for
+    [problem] = load(tmp_path, row, execute=run_many)
     assert (problem.id, problem.entry_point) == ("Mbpp/401", "twice")  # inside int(...)
     first = MBPP["test_list"][0]
-    assert len(problem.tests) == 4 and problem.public_tests == problem.tests[:1] == [first]
+    assert len(problem.tests) == 3 and problem.public_tests == problem.tests[:1] == [first]
     assert problem.context == "import math" and "\r" not in problem.reference
     for shown in (first, "`twice`", MBPP["prompt"]):
         assert shown in problem.prompt
-    for hidden in ("-3", "helper", "50", "assertion"):
+    for hidden in ("-3", "helper", "50"):
         assert hidden not in problem.prompt
-    wrong = "def twice(x):\n    return 2 * x if x != 7 else 0"
-    [result] = run_many([(problem, wrong)])
-    assert result.tests[:3] == [True] * 3 and result.reward < 1
 
 
 def test_mbpp_setup_code_runs_behind_the_answer_whose_class_it_uses(tmp_path):
@@ -164,10 +153,9 @@ def test_mbpp_setup_code_runs_behind_the_answer_whose_class_it_uses(tmp_path):
     assert "Node(3)" in problem.prompt and "`Node`" in problem.prompt
 
 
-def test_of_mbpp_the_test_split_is_taken_and_of_mbpp_plus_all(tmp_path):
+def test_of_mbpp_the_test_split_is_taken(tmp_path):
     rows = [MBPP | {"task_id": n, "text": "x", "prompt": None} for n in (10, 11, 510, 511)]
     assert [p.id for p in load(tmp_path, *rows)] == ["Mbpp/11", "Mbpp/510"]
-    assert len(load(tmp_path, *[row | {"test": PLUS} for row in rows])) == 4
 
 
 def test_livecodebench_shows_public_pairs_and_hides_private_ones(tmp_path):
@@ -290,7 +278,6 @@ def test_a_field_that_nobody_reads_and_a_missing_one_are_named(tmp_path, capsys,
 NAMED = [
     ("humaneval", {}, HUMANEVAL, {"path": "openai/openai_humaneval", "split": "test"}),
     ("mbpp", {}, MBPP, {"name": "full"}),
-    ("mbpp-plus", {}, MBPP | {"test": PLUS}, {"path": "evalplus/mbppplus", "split": "test"}),
     ("kodcode", {}, KODCODE, {"path": "KodCode/KodCode-V1", "split": "train"}),
     ("livecodebench", {"version": "v6"}, LIVE, {"path": "json", "data_files": [LIVE_V6]}),
 ]

@@ -62,6 +62,7 @@ def test_own_rows_come_back_as_they_were_written(tmp_path, name):
 
 
 DEEP = f"assert inc({'-' * 200_000}1)"
+PAIRS = {"tests": [[[1], 2]], "public_tests": []}
 BAD_ROWS = [  # a line, or what is changed in a row
     ("[" * 200_000, "not JSON"),
     ("[1, 2]", "not a JSON object"),
@@ -75,8 +76,7 @@ BAD_ROWS = [  # a line, or what is changed in a row
     ({"kind": "essay"}, "kind is 'essay'"),
     ({"kind": "stdin", "tests": [["1", 2]]}, "expected [input, output]"),
     ({"kind": "functional", "tests": [["1", 2]]}, "[list of arguments, value]"),
-    ({"kind": "functional", "entry_point": "a b"}, "entry_point is 'a b', expected a function's"),
-    ({"entry_point": "icn"}, "entry_point is 'icn', which no test uses"),
+    ({"kind": "functional", "entry_point": "", **PAIRS}, "it names no entry_point"),
     ({"context": {"a": 1}}, "context is {'a': 1}, expected text"),
     ({"timeout": -1}, "timeout is -1, expected seconds above 0"),
     ({"prompt": ""}, "prompt is empty"),
@@ -106,10 +106,7 @@ def test_a_bad_row_is_named_and_the_others_load(tmp_path, capsys, bad, reason): 
         ("import math\nassert math.isclose(sorted([inc(1)])[0], other(2))", "inc"),
         ("def helper(g): return g(1)\nassert helper(Solution().inc) == 2", "Solution"),
         ("assert true_constant == 2", ""),
-        ("from math import *\nassert sqrt(inc(8)) == 3", ""),
-        ("def check(candidate): assert isclose(candidate(1), 2)", ""),
-        ("from solution import inc as f\nassert f(1) == 2", ""),
-        ("from solution import (\n    dec,\n    inc as f,\n)\nassert f(1) == 2", ""),
+        ("def check(candidate): assert candidate(1) == 2", ""),
         ("import math as m\nfrom math import nan as n\nassert m.floor(inc(n)) == 2", "inc"),
     ],
 )
@@ -139,7 +136,7 @@ def test_a_cut_or_damaged_gz_is_refused(tmp_path):
 def test_any_bytes_get_one_sentence(tmp_path_factory, data):
     path = tmp_path_factory.mktemp("any") / "rows.jsonl"
     path.write_bytes(data)
-    sentence = "^(no problem is left .*|.*rows.jsonl is (empty|in UTF-16: .*))$"
+    sentence = "^(no problem is left .*|.*rows.jsonl is empty)$"
     with pytest.raises(ValueError, match=sentence):
         load_problems(path)
 
@@ -147,14 +144,11 @@ def test_any_bytes_get_one_sentence(tmp_path_factory, data):
 def test_a_bad_request_gets_one_sentence(tmp_path, capsys):
     rows = write(tmp_path, row())
     foreign = write(tmp_path, {"a": 1}, name="foreign.jsonl")
-    utf16 = tmp_path / "utf16.jsonl"
-    utf16.write_text(json.dumps(row()), encoding="utf-16")
     for source, how, sentence in (
         ("humanevil", {}, r"humanevil is neither a file nor a known set \(humaneval, mbpp, .*\)"),
         (rows, {"version": "v6"}, "version v6 is for livecodebench"),
         (rows, {"start_date": "2025-01-01"}, "has no dates: 2025-01-01"),
         (foreign, {}, "no problem is left of the 1 rows of .*foreign.jsonl"),
-        (utf16, {}, "utf16.jsonl is in UTF-16: save it in UTF-8"),
         (write(tmp_path, name="empty.jsonl"), {}, "empty.jsonl is empty"),
         (write(tmp_path, "[]", name="none.json"), {}, "none.json is empty"),
     ):
@@ -180,8 +174,7 @@ def test_a_sample_is_shuffled_by_its_seed_and_not_made_up_for(tmp_path):
     "ids, expected",
     [
         ("a b a a", "a b a#2 a#3"),
-        ("a a a#2 a#2 a", "a a#3 a#2 a#2#2 a#4"),  # it takes no id of another problem
-        ("a#2 a#2 a a a#2#2", "a#2 a#2#3 a a#3 a#2#2"),
+        ("a a a#2 a#2 a", "a a#2 a#2#2 a#2#3 a#3"),
     ],
 )
 def test_distinct_marks_what_comes_again(ids, expected):
@@ -189,7 +182,7 @@ def test_distinct_marks_what_comes_again(ids, expected):
     assert [p.id for p in marked] == expected.split()
 
 
-def test_references_run_once_in_one_call_and_their_verdicts_are_kept(tmp_path, capsys):
+def test_references_run_in_one_call_and_those_that_pass_only_once(tmp_path, capsys):
     calls = []  # of each the number of programs
 
     def execute(jobs):
@@ -198,21 +191,21 @@ def test_references_run_once_in_one_call_and_their_verdicts_are_kept(tmp_path, c
 
     path = write(tmp_path, row(), row(id="bad", reference=WRONG))
     load_some = partial(load_problems, path, execute=execute, cache=tmp_path / "c")
-    for _ in range(2):  # the second time nothing runs, and what was left out is told again
-        assert [p.id for p in load_some()] == ["own/1"] and calls == [4]
+    for made in ([4], [4, 2]):  # the second time only what was left out runs
+        assert [p.id for p in load_some()] == ["own/1"] and calls == made
         [(where, why)] = left_out(capsys.readouterr().err)
         assert where == "row 2 (bad)" and "its reference fails" in why
     write(tmp_path, row(tests=["assert inc(3) == 4"], public_tests=[]))
     load_some()
-    assert calls == [4, 2]  # other tests: another verdict
+    assert calls == [4, 2, 2]  # other tests: another verdict
     file = tmp_path / "c" / "verdicts.json"
     file.write_text('{"damaged')
     os.link(file, tmp_path / "old")  # what a reader has opened
     load_some()
-    assert calls == [4, 2, 2]
+    assert calls == [4, 2, 2, 2]
     assert (tmp_path / "old").read_text() == '{"damaged'  # it was replaced, not written over
     assert os.listdir(tmp_path / "c") == ["verdicts.json"]
-    assert len(json.loads(file.read_text())) == 2
+    assert len(json.loads(file.read_text())) == 1
 
 
 def test_a_mend_of_any_file_of_the_executor_makes_all_verdicts_new(tmp_path, monkeypatch):
@@ -287,7 +280,7 @@ def test_the_command_tells_of_kinds_rows_reasons_and_references(tmp_path):
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0 and done.stdout.endswith("\n1 of kind assert\n")
     told = re.findall(r"(.*): reference passes (.*) tests, 0\.", done.stdout)
-    assert told == [("own/1", "1 of 1"), ("bad", "0 of 1")]
+    assert told == [("own/1", "1 of 1")]
     assert "1 problems; of 4 rows 3 left out" in done.stderr
     assert [label for label, _ in left_out(done.stderr)] == ["row 2", "row 3 (b)", "row 4 (bad)"]
     assert "its reference fails its tests (failed): Test 1" in done.stderr
