@@ -6,13 +6,18 @@ Needs: executor.py, support/plan.py, verify.py.
 Run: python -m support.problems examples/own_problems.jsonl
 """
 
+import signal
+import sys
+
+if __name__ == "__main__":  # so that Ctrl-C prints one line
+    signal.signal(signal.SIGINT, lambda *_: sys.exit("\nproblems: stopped"))
+
 import ast
 import builtins
 import gzip
 import json
 import math
 import random
-import sys
 import warnings
 import zlib
 from collections import Counter
@@ -213,11 +218,7 @@ def read_rows(path: Path) -> list:
         except (ValueError, RecursionError) as error:
             reason = str(error).replace("line 1 column", "column")
             rows.append(ValueError(f"not JSON ({reason}); expected one object a line"))
-    if len(rows) == 1 and isinstance(rows[0], list):
-        rows = rows[0]
-    if not rows:
-        raise ValueError(f"{path} is empty")
-    return rows
+    return rows[0] if len(rows) == 1 and isinstance(rows[0], list) else rows
 
 
 def main(arguments: list[str]) -> None:
@@ -228,12 +229,9 @@ def main(arguments: list[str]) -> None:
         problems = load_problems(arguments[0], execute=run_many, cache=None)
         jobs = [(problem, problem.reference) for problem in problems if problem.reference]
         for (problem, _), result in zip(jobs, run_many(jobs), strict=True):  # again, for its time
-            share = f"{result.passed} of {result.total} tests"
-            print(f"{problem.id}: reference passes {share}, {result.cpu_seconds:.2f} s of CPU")
+            print(f"{problem.id}: reference {result.status}, {result.cpu_seconds:.2f} s of CPU")
     except (OSError, ValueError, RuntimeError) as error:
         sys.exit(f"problems: {error}")
-    except KeyboardInterrupt:
-        sys.exit("\nproblems: stopped")
     kinds = Counter(problem.kind for problem in problems)
     print(", ".join(f"{count} of kind {kind}" for kind, count in kinds.items()))
 

@@ -90,8 +90,7 @@ def doctest_problem(rng: random.Random, split: str) -> Problem:
     tests = [[[x], values(program)[x]] for x in xs]
     prompt = f"# {docstring}\n>>> f({xs[0]})\n{tests[0][1]}\n"
     name = f"doctest/{program}/{'-'.join(map(str, xs))}"
-    rest = {"kind": "functional", "difficulty": level, "reference": DEF + program}
-    return Problem(name, prompt, tests, entry_point="f", **rest)
+    return Problem(name, prompt, tests, [], "f", "functional", level, DEF + program)
 
 
 # One test, so the reward is 0 or 1. `x < guess` is true for `guess` inputs: sum(got) is the guess.

@@ -136,8 +136,7 @@ def test_a_cut_or_damaged_gz_is_refused(tmp_path):
 def test_any_bytes_get_one_sentence(tmp_path_factory, data):
     path = tmp_path_factory.mktemp("any") / "rows.jsonl"
     path.write_bytes(data)
-    sentence = "^(no problem is left .*|.*rows.jsonl is empty)$"
-    with pytest.raises(ValueError, match=sentence):
+    with pytest.raises(ValueError, match="^no problem is left .*$"):
         load_problems(path)
 
 
@@ -149,8 +148,8 @@ def test_a_bad_request_gets_one_sentence(tmp_path, capsys):
         (rows, {"version": "v6"}, "version v6 is for livecodebench"),
         (rows, {"start_date": "2025-01-01"}, "has no dates: 2025-01-01"),
         (foreign, {}, "no problem is left of the 1 rows of .*foreign.jsonl"),
-        (write(tmp_path, name="empty.jsonl"), {}, "empty.jsonl is empty"),
-        (write(tmp_path, "[]", name="none.json"), {}, "none.json is empty"),
+        (write(tmp_path, name="empty.jsonl"), {}, "no problem is left of the 0 rows"),
+        (write(tmp_path, "[]", name="none.json"), {}, "no problem is left of the 0 rows"),
     ):
         with pytest.raises((ValueError, FileNotFoundError), match=f"^.*{sentence}.*$"):
             load_problems(source, **how)
@@ -279,8 +278,8 @@ def test_the_command_tells_of_kinds_rows_reasons_and_references(tmp_path):
     command = [sys.executable, "-m", "support.problems", path]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0 and done.stdout.endswith("\n1 of kind assert\n")
-    told = re.findall(r"(.*): reference passes (.*) tests, 0\.", done.stdout)
-    assert told == [("own/1", "1 of 1")]
+    told = re.findall(r"(.*): reference (.*), 0\.", done.stdout)
+    assert told == [("own/1", "passed")]
     assert "1 problems; of 4 rows 3 left out" in done.stderr
     assert [label for label, _ in left_out(done.stderr)] == ["row 2", "row 3 (b)", "row 4 (bad)"]
     assert "its reference fails its tests (failed): Test 1" in done.stderr
