@@ -110,7 +110,9 @@ def convert_row(form: str, row: dict) -> Problem:
 def _humaneval(row: dict) -> Problem:
     """Docstring examples are public. The prompt's helpers are context: answers leave them out."""
     prompt, name = row["prompt"], row["entry_point"]
-    target = _definitions(prompt)[name]
+    target = _definitions(prompt).get(name)
+    if not isinstance(target, ast.FunctionDef):
+        raise ValueError(f"the prompt does not define {name}")
     above = "".join(prompt.splitlines(keepends=True)[: target.lineno - 1])
     imports = find(target, ast.Import | ast.ImportFrom)
     context = "\n".join([above.strip(), *map(ast.unparse, imports)]).strip()
@@ -130,6 +132,8 @@ def _mbpp(row: dict) -> Problem:
     needed = _needed(code, "\n".join(tests))
     called = [ast.unparse(call.func) for call in find(ast.parse(asserts[0]), ast.Call)]
     names = [name for name in called if name in needed]  # in int(f(2)) it is f
+    if not names:
+        raise ValueError("the first test calls nothing that the reference defines")
     message = _message(row.get("text") or row["prompt"], needed, _block("It must pass", tests[0]))
     key, context = f"Mbpp/{row['task_id']}", "\n".join(row.get("test_imports") or [])
     return Problem(key, message, tests, tests[:1], names[0], reference=code, context=context)

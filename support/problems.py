@@ -209,6 +209,8 @@ def read_rows(path: Path) -> list:
             data = gzip.decompress(data)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise ValueError(f"{path} cannot be unpacked: {error}") from None
+    if data.startswith((b"\xff\xfe", b"\xfe\xff")):  # PowerShell writes such files
+        raise ValueError(f"{path} is in UTF-16: save it in UTF-8")
     text = data.decode("utf-8-sig", "surrogateescape")  # a bad byte costs its row only
     pieces = [text] if text.lstrip().startswith("[") else text.split("\n")
     rows = []
