@@ -25,9 +25,9 @@ Needs grpo.py and support/sampling.py.
 
 import warnings
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from os.path import commonprefix  # it takes lists too
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -42,24 +42,22 @@ from support.sampling import autocast
 CHUNK = 2**24  # logits that exist at a time: 64 MB in float32
 BLOCK = 256  # slots that `sdpa_in_blocks` takes at a time
 FASTEST = {"cuda": "flex_attention", "cpu": "sdpa_in_blocks"}  # attention of packed rows
-REASONS: WeakKeyDictionary[Any, str] = WeakKeyDictionary()  # model -> what `find_reason` found
 
 
 def rows_logprobs(model: Any, rows: Sequence[Row], temperature: float = 1.0) -> tuple[Tensor, ...]:
     """Log-probabilities of the completions and their mask, both (B, C), on the model's device.
 
     At most CHUNK logits exist at a time: the backward computes each chunk's logits again.
-    A model that packing is wrong for gets padded rows. One warning for each model says why.
+    A model that packing is wrong for gets padded rows.
     """
     ids, attention_mask, mask = [tensor.to(model.device) for tensor in pad_rows(rows, pad_id=0)]
-    if why_padded(model):
+    if not can_pack(model):
         return token_logprobs(model, ids, attention_mask, mask, temperature), mask
 
     head = model.get_output_embeddings()  # its weights are whole here, see ranks.shard
-    factor, divisor = logit_scale(model)  # the model's logits are head(states) * factor / divisor
 
     def chunk_logprobs(states: Tensor, targets: Tensor) -> Tensor:
-        return select_logprobs(head(states), targets, temperature * divisor / factor)
+        return select_logprobs(head(states), targets, temperature)
 
     states, logits, predictors = _forward(model, rows)
     # On a CPU the backward of index_select adds in the same order each time; that of
@@ -74,44 +72,32 @@ def rows_logprobs(model: Any, rows: Sequence[Row], temperature: float = 1.0) -> 
     return torch.zeros_like(mask, dtype=logp.dtype).masked_scatter(mask, logp), mask
 
 
-def why_padded(model: Any) -> str:
-    """Why the model gets padded rows, or "". It is found, and warned of, once for each model."""
-    if model not in REASONS:
-        reason = REASONS[model] = find_reason(model)
-        if reason:
-            warnings.warn(f"{type(model).__name__} gets padded rows: {reason}", stacklevel=3)
-    return REASONS[model]
+@lru_cache(maxsize=2)  # a run has two models: the one that learns and its reference
+def can_pack(model: Any) -> bool:
+    """Whether packing is right for the model. One warning for each model says why it is not.
 
-
-def find_reason(model: Any) -> str:
-    """Why packing is wrong for the model, or "". It runs the model: every rank must call it."""
+    It runs the model: every rank must call it.
+    """
     config = model.config.get_text_config()
-    attention = config._attn_implementation
-    takes_masks = attention in ("sdpa", "sdpa_in_blocks", "eager", "flex_attention")
-    if not takes_masks or not model._supports_attention_backend:
-        return f"its attention ({attention}) takes no mask of four dimensions"
-
     layers = set(getattr(config, "layer_types", None) or [])
     if not layers and getattr(config, "sliding_window", None):
-        layers = {"sliding_window"}
-    others = ", ".join(sorted(layers - {"full_attention"}))
-    if others:
-        return f"not every layer has full attention ({others})"
+        layers = {"sliding_attention"}
 
-    factor, divisor = logit_scale(model)
-    with torch.no_grad(), autocast(model.device):
-        # Two tokens: the embedding of a padding token may be 0, and all logits then are, too.
-        states, logits, _ = _forward(model, [([0], [1])])
-        ours = model.get_output_embeddings()(states[:, -1:]) * factor / divisor
-    return "" if ours.equal(logits) else "it changes its logits in a way that is not known here"
+    if not model._supports_attention_backend:
+        reason = "its attention takes no mask of four dimensions"
+    elif layers - {"full_attention"}:
+        reason = "not every layer has full attention"
+    else:
+        with torch.no_grad(), autocast(model.device):
+            # Two tokens: the embedding of a padding token may be 0, and all logits then are, too.
+            states, logits, _ = _forward(model, [([0], [1])])
+            ours = model.get_output_embeddings()(states[:, -1:])
+        if ours.equal(logits):
+            return True
+        reason = "it changes the logits that its output layer makes"
 
-
-def logit_scale(model: Any) -> tuple[float, float]:
-    """By what a model multiplies and divides its logits: Cohere does the one, Granite the other."""
-    config = model.config.get_text_config()
-    factor = getattr(config, "logit_scale", None) or 1.0
-    divisor = getattr(config, "logits_scaling", None) or 1.0
-    return factor, divisor
+    warnings.warn(f"{type(model).__name__} gets padded rows: {reason}", stacklevel=3)
+    return False
 
 
 def micro_batches(model: Any, rows: Sequence[Row], token_budget: int) -> list[list[int]]:
@@ -120,19 +106,19 @@ def micro_batches(model: Any, rows: Sequence[Row], token_budget: int) -> list[li
     A batch computes the tokens of its rows' tree; if padded, rows * (longest prompt + longest
     completion). A longer row is a batch of its own.
     """
-    packed = not why_padded(model)
+    packed = can_pack(model)
     batches: list[list[int]] = [[]]
     size = 0  # the tokens that the last batch computes
     for i, ids, shared in _neighbours(rows):
-        batch = [*batches[-1], i]
-        prompts, completions = zip(*[rows[j] for j in batch], strict=True)
-        padded = len(batch) * (max(map(len, prompts)) + max(map(len, completions)))
-        size = size + len(ids) - shared if packed else padded
-        if size <= token_budget or len(batch) == 1:
-            batches[-1] = batch
-        else:  # row i begins a new batch, and shares nothing in it
-            batches.append([i])
-            size = len(ids)
+        if packed:
+            size += len(ids) - shared
+        else:
+            prompts, completions = zip(*[rows[j] for j in [*batches[-1], i]], strict=True)
+            size = len(prompts) * (max(map(len, prompts)) + max(map(len, completions)))
+        if size > token_budget and batches[-1]:
+            batches.append([])
+            size = len(ids)  # row i shares nothing in its new batch
+        batches[-1].append(i)
     return batches if rows else []
 
 
@@ -144,19 +130,18 @@ def lay_out(rows: Sequence[Row]) -> tuple[list[int], ...]:
     >>> lay_out([([x, y], [a, b]), ([x, y], [a, c]), ([x], [d])])
     ([0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 3, 1], [6, 5, 5, 4, 5, 6], [1, 2, 1, 2, 0])
     """
-    tokens, positions, ends = [], [], []
+    tokens, positions = [], []
+    ends: dict[int, int] = {}  # slot -> the first one after its subtree
     path: list[int] = []  # the slots of a row, from its first token to its last
     predictors: list[list[int]] = [[] for _ in rows]
     for i, ids, shared in _neighbours(rows):
         first = len(tokens)
         tokens += ids[shared:]
         positions += range(shared, len(ids))
-        ends += [0] * (len(tokens) - first)
         path = [*path[:shared], *range(first, len(tokens))]
-        for slot in path:
-            ends[slot] = len(tokens)  # so far
+        ends |= dict.fromkeys(path, len(tokens))  # so far
         predictors[i] = path[len(rows[i][0]) - 1 : -1]
-    return tokens, positions, ends, [slot for slots in predictors for slot in slots]
+    return tokens, positions, list(ends.values()), [slot for slots in predictors for slot in slots]
 
 
 def _neighbours(rows: Sequence[Row]) -> Iterator[tuple[int, list[int], int]]:
@@ -176,8 +161,7 @@ def _forward(model: Any, rows: Sequence[Row]) -> tuple[Tensor, Tensor, Tensor]:
     columns = [torch.tensor(column, device=model.device).long() for column in lay_out(rows)]
     tokens, positions, ends, predictors = columns
     mask = _attention_mask(model, ends)
-    # -1 asks for the states of the last layer. Older versions of transformers 5 read it as True,
-    # and return those of all layers.
+    # -1: of the last layer only. Older versions of transformers 5 return the states of all layers.
     options = {"use_cache": False, "output_hidden_states": -1, "logits_to_keep": 1}
     output = model(tokens[None], attention_mask=mask, position_ids=positions[None], **options)
     return output.hidden_states[-1], output.logits, predictors
