@@ -74,10 +74,7 @@ def rows_logprobs(model: Any, rows: Sequence[Row], temperature: float = 1.0) -> 
 
 @lru_cache(maxsize=2)  # a run has two models: the one that learns and its reference
 def can_pack(model: Any) -> bool:
-    """Whether packing is right for the model. One warning for each model says why it is not.
-
-    It runs the model: every rank must call it.
-    """
+    """Whether packing is right for the model. It runs the model: every rank must call it."""
     config = model.config.get_text_config()
     layers = set(getattr(config, "layer_types", None) or [])
     if not layers and getattr(config, "sliding_window", None):
@@ -177,8 +174,7 @@ def _attention_mask(model: Any, ends: Tensor) -> Any:
     if model.config.get_text_config()._attn_implementation == "flex_attention":
         return create_block_mask(sees, None, None, len(ends), len(ends), device=ends.device)
 
-    # Numbers that are added to the scores, (1, 1, T, T): 0 or the smallest one. Each layer would
-    # turn a boolean mask into such numbers again.
+    # 0 or the smallest number, (1, 1, T, T). Each layer would turn a boolean mask into these again.
     slots = torch.arange(len(ends), device=ends.device)
     hidden = ~sees(None, None, slots[:, None], slots)[None, None]
     return hidden.to(model.dtype) * torch.finfo(model.dtype).min

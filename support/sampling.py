@@ -9,7 +9,6 @@ Needs torch, transformers, tree.py and grpo.py. `python murphy.py` shows it at w
 
 import inspect
 import os
-import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -35,12 +34,7 @@ CACHE = "cache" if "cache" in NAMES else "past_key_values"
 
 
 def pick_device(name: str = "auto") -> torch.device:
-    """The device of this name; "auto": the accelerator that PyTorch finds, else the CPU.
-
-    ValueError: PyTorch cannot use it.
-    """
-    if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", name):
-        raise ValueError(f"--device must be auto, cpu, mps, cuda or cuda:0, not {name!r}")
+    """The device of this name; "auto": the best one here. ValueError: PyTorch cannot use it."""
     if name == "auto":
         return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
     # Under torchrun, "cuda" is a card of this process's own: nothing may be put on card 0.
@@ -111,8 +105,7 @@ def end_tokens(model: Any, tokenizer: Any) -> list[int]:
     own = model.generation_config.eos_token_id
     ids = own if isinstance(own, list) else [own]
     ends = {tokenizer.eos_token_id, *ids} - {None}
-    # Two answers, both "ASSISTANT", of which the first counts: a template may end the last in
-    # another way.
+    # Two answers, both "ASSISTANT". The first counts: a template may end the last in another way.
     messages = [{"role": role, "content": role.upper()} for role in ("user", "assistant") * 2]
     after = tokenizer.apply_chat_template(messages, tokenize=False).partition("ASSISTANT")[2]
     special = [token for token in special_tokens(tokenizer) if token in after]
@@ -159,7 +152,6 @@ class Sampler:
         config = self.model.config.get_text_config()
         self.context = getattr(config, "max_position_embeddings", None) or float("inf")
         self.options = {"eos_token_id": self.ends, "pad_token_id": self.pad}
-        self.options["logits_processor"] = [refuse_non_finite]
         if self.temperature > 0:
             self.options |= {"do_sample": True, "temperature": self.temperature, "top_k": 0}
 
@@ -191,57 +183,48 @@ class Sampler:
         return answers
 
     def sample_batch(self, prompts: list[tuple[int, ...]]) -> list[list[int]]:
-        """Sample one completion of each prompt; the prompts come longest first.
+        """Sample one completion of each prompt.
 
         After SLICE tokens, completions that have ended leave the batch and the cache. Without a
         cache, all tokens are sampled in one call.
         """
-        cache = self.prefill(prompts)
-        ids, mask = self.left_pad(prompts)
-        left = self.max_new_tokens
+        distinct = list(dict.fromkeys(prompts))
+        padded = pad_rows([(prompt, ()) for prompt in distinct], self.pad)
+        ids, mask = [tensor.to(self.model.device) for tensor in padded[:2]]
+        cache = self.prefill(ids, mask)
         sampled: list[list[int]] = [[] for _ in prompts]
-        alive = sampled  # those that have not ended; `ids` and `mask` are theirs
+        alive = sampled  # those that have not ended
+        rows = [distinct.index(prompt) for prompt in prompts]  # where in `ids` those stand
+        left = self.max_new_tokens
         while alive and left:
+            chosen = torch.tensor(rows, device=ids.device)
+            ids, mask = ids[chosen], mask[chosen]
+            if cache is not None:
+                cache.batch_select_indices(chosen)
             size = left if cache is None else min(SLICE, left)
             options = {**self.options, "max_new_tokens": size, CACHE: cache}
             ids = self.model.generate(input_ids=ids, attention_mask=mask, **options)
             for tokens, new in zip(alive, ids[:, mask.shape[1] :].tolist(), strict=True):
-                tokens += self.cut(new)
-            left -= size
-            stay = [row for row, tokens in enumerate(alive) if tokens[-1] not in self.ends]
-            alive = [alive[row] for row in stay]
-            rows = torch.tensor(stay, dtype=torch.long, device=ids.device)
+                ends = [place + 1 for place, token in enumerate(new) if token in self.ends]
+                tokens += new[: min(ends, default=size)]  # padding follows the first end token
             # `size` tokens are new, or fewer if every row has ended: then the loop ends, too.
-            ids, mask = ids[rows], F.pad(mask[rows], (0, size), value=1)
-            if cache is not None:
-                cache.batch_select_indices(rows)
+            mask = F.pad(mask, (0, size), value=1)
+            left -= size
+            rows = [row for row, tokens in enumerate(alive) if tokens[-1] not in self.ends]
+            alive = [alive[row] for row in rows]
         return sampled
 
-    def prefill(self, prompts: list[tuple[int, ...]]) -> DynamicCache | None:
+    def prefill(self, ids: torch.Tensor, mask: torch.Tensor) -> DynamicCache | None:
         """Keys and values of all tokens but the last. None for prompts of one token, and for a
         model that keeps something else (Mamba keeps a state)."""
         cache = DynamicCache(config=self.model.config.get_text_config())
         kinds = {type(layer) for layer in cache.layers}
-        if not kinds <= {DynamicLayer, DynamicSlidingWindowLayer} or len(prompts[0]) == 1:
+        if not kinds <= {DynamicLayer, DynamicSlidingWindowLayer} or ids.shape[1] == 1:
             return None
-        distinct = list(dict.fromkeys(prompts))
-        ids, mask = [padded[:, :-1] for padded in self.left_pad(distinct)]
-        positions = (mask.cumsum(1) - 1).clamp(min=0)
+        positions = (mask.cumsum(1) - 1).clamp(min=0)[:, :-1]
         options = {"position_ids": positions, "logits_to_keep": 1, CACHE: cache}
-        self.model(ids, attention_mask=mask, **options)
-        copies = [distinct.index(prompt) for prompt in prompts]
-        cache.batch_select_indices(torch.tensor(copies, device=ids.device))
+        self.model(ids[:, :-1], attention_mask=mask[:, :-1], **options)
         return cache
-
-    def left_pad(self, prompts: list[tuple[int, ...]]) -> list[torch.Tensor]:
-        """Token ids and attention mask, both (prompts, tokens of the longest)."""
-        padded = pad_rows([(prompt, ()) for prompt in prompts], self.pad)
-        return [tensor.to(self.model.device) for tensor in padded[:2]]
-
-    def cut(self, tokens: list[int]) -> list[int]:
-        """Up to the first end token; what follows it is padding."""
-        ends = [place + 1 for place, token in enumerate(tokens) if token in self.ends]
-        return tokens[: min(ends, default=len(tokens))]
 
     def completion(self, prompt: tuple[int, ...], ids: list[int]) -> Completion:
         """An answer as tokens and as text. The text lacks end and padding, but not other special
@@ -254,21 +237,14 @@ class Sampler:
         return Completion(text, list(prompt), ids, truncated=truncated, thinking=opened)
 
 
-def refuse_non_finite(_: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-    if not logits.amax(-1).isfinite().all():
-        raise ValueError("the model's logits are not finite: nothing can be sampled from it")
-    return logits
-
-
 @contextmanager
 def only_our_settings(model: Any) -> Iterator[None]:
     """In the block, the model has no dropout, and no settings that `generate` could take over."""
-    plain = model.get_base_model() if hasattr(model, "get_base_model") else model  # below LoRA
-    training, own = model.training, plain.generation_config
+    training, own = model.training, model.generation_config
     model.eval()
-    plain.generation_config = GenerationConfig()
+    model.generation_config = GenerationConfig()
     try:
         yield
     finally:
         model.train(training)
-        plain.generation_config = own
+        model.generation_config = own

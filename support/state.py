@@ -236,7 +236,9 @@ def recompute_layers(model: Any) -> None:
     transformers does it only in training mode, in which dropout is on. But sampling has no dropout,
     and the ratio of an update must begin at 1. So every dropout is set to 0.
     """
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    # Later versions of transformers 5 have the first name, and warn of the second.
+    enable = getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)
+    enable({"use_reentrant": False})
     model.train()
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):

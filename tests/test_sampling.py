@@ -196,17 +196,10 @@ def test_a_batch_that_does_not_fit_is_halved_and_said(qwen, tokenizer):
     sample([chat("hello")], 10)
     assert tried[7:] == [2] * 5  # it does not try again what did not fit
     largest = 0
+    own = qwen.train().generation_config
     with pytest.raises(torch.OutOfMemoryError), pytest.warns(UserWarning):
         sample([chat("hello")], 10)  # nothing is left to halve
-
-
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_logits_that_are_not_finite_are_refused_and_the_model_is_as_before(qwen, tokenizer, bad):
-    own = qwen.generation_config
-    ends_often(qwen, bad).train()
-    with pytest.raises(ValueError, match="logits are not finite"):
-        sampler(qwen, tokenizer)([chat("hello")], 2)
-    assert qwen.training and qwen.generation_config is own
+    assert qwen.training and qwen.generation_config is own  # as they were
 
 
 def answer_of(model, tokenizer, tail):
@@ -254,7 +247,7 @@ def test_a_device_that_is_not_here_is_refused_and_the_cpu_computes_in_float32():
     assert pick_device().type in ("cpu", "cuda", "mps")
     with pytest.raises(ValueError, match=r"^device 'cuda:99' cannot be used on this machine: .+$"):
         pick_device("cuda:99")
-    with pytest.raises(ValueError, match="must be auto, cpu, mps, cuda or cuda:0, not 'gpu'"):
+    with pytest.raises(ValueError, match="^device 'gpu' cannot be used on this machine: .+: gpu$"):
         pick_device("gpu")
     with autocast(CPU):
         assert torch.nn.Linear(2, 2)(torch.ones(1, 2)).dtype == torch.float32
