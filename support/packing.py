@@ -127,18 +127,19 @@ def lay_out(rows: Sequence[Row]) -> tuple[list[int], ...]:
     >>> lay_out([([x, y], [a, b]), ([x, y], [a, c]), ([x], [d])])
     ([0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 3, 1], [6, 5, 5, 4, 5, 6], [1, 2, 1, 2, 0])
     """
-    tokens, positions = [], []
-    ends: dict[int, int] = {}  # slot -> the first one after its subtree
+    tokens, positions, ends = [], [], []
     path: list[int] = []  # the slots of a row, from its first token to its last
     predictors: list[list[int]] = [[] for _ in rows]
     for i, ids, shared in _neighbours(rows):
         first = len(tokens)
         tokens += ids[shared:]
         positions += range(shared, len(ids))
+        ends += [0] * (len(tokens) - first)
         path = [*path[:shared], *range(first, len(tokens))]
-        ends |= dict.fromkeys(path, len(tokens))  # so far
+        for slot in path:
+            ends[slot] = len(tokens)  # so far
         predictors[i] = path[len(rows[i][0]) - 1 : -1]
-    return tokens, positions, list(ends.values()), [slot for slots in predictors for slot in slots]
+    return tokens, positions, ends, [slot for slots in predictors for slot in slots]
 
 
 def _neighbours(rows: Sequence[Row]) -> Iterator[tuple[int, list[int], int]]:

@@ -240,11 +240,12 @@ class Sampler:
 @contextmanager
 def only_our_settings(model: Any) -> Iterator[None]:
     """In the block, the model has no dropout, and no settings that `generate` could take over."""
-    training, own = model.training, model.generation_config
+    plain = model.get_base_model() if hasattr(model, "get_base_model") else model  # below LoRA
+    training, own = model.training, plain.generation_config
     model.eval()
-    model.generation_config = GenerationConfig()
+    plain.generation_config = GenerationConfig()
     try:
         yield
     finally:
         model.train(training)
-        model.generation_config = own
+        plain.generation_config = own

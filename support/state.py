@@ -225,7 +225,9 @@ def check_fit(sample: Sampler, problems: list) -> None:
 
 
 def trees_of_all(trees: list[Node]) -> list[Node]:
-    """The trees of every rank, for the logs; of a problem only its id is left."""
+    """The trees of every rank, for the logs; of other ranks' problems only the id is left."""
+    if ranks.count() == 1:
+        return trees
     gathered = ranks.gather([to_dict(tree, ids=True) for tree in trees])
     return [from_dict(plain) for plain in chain.from_iterable(gathered)]
 
