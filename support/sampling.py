@@ -89,8 +89,7 @@ def load_model(path: str, device: torch.device, attention: str = "sdpa") -> tupl
 def special_tokens(tokenizer: Any) -> list[str]:
     """The special tokens that a message may not contain.
 
-    Thinking tags may stay: templates look for them. A token of one character stays, too: `encode`
-    cannot break it.
+    Thinking tags may stay: templates look for them. So may one character: it cannot be broken.
     """
     tokens = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
     return sorted(token for token in tokens - {"<think>", "</think>"} if len(token) > 1)
@@ -219,7 +218,8 @@ class Sampler:
         model that keeps something else (Mamba keeps a state)."""
         cache = DynamicCache(config=self.model.config.get_text_config())
         kinds = {type(layer) for layer in cache.layers}
-        if not kinds <= {DynamicLayer, DynamicSlidingWindowLayer} or ids.shape[1] == 1:
+        keeps_more = not kinds <= {DynamicLayer, DynamicSlidingWindowLayer}
+        if keeps_more or not self.model._supports_default_dynamic_cache() or ids.shape[1] == 1:
             return None
         positions = (mask.cumsum(1) - 1).clamp(min=0)[:, :-1]
         options = {"position_ids": positions, "logits_to_keep": 1, CACHE: cache}
