@@ -151,6 +151,7 @@ class Sampler:
         config = self.model.config.get_text_config()
         self.context = getattr(config, "max_position_embeddings", None) or float("inf")
         self.options = {"eos_token_id": self.ends, "pad_token_id": self.pad}
+        self.options["logits_processor"] = [refuse_non_finite]
         if self.temperature > 0:
             self.options |= {"do_sample": True, "temperature": self.temperature, "top_k": 0}
 
@@ -235,6 +236,12 @@ class Sampler:
         opened = end_of_prompt.rstrip().endswith("<think>")  # by the chat template
         truncated = ids[-1] not in self.ends
         return Completion(text, list(prompt), ids, truncated=truncated, thinking=opened)
+
+
+def refuse_non_finite(_: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+    if not logits.amax(-1).isfinite().all():
+        raise ValueError("the model's logits are not finite: nothing can be sampled from it")
+    return logits
 
 
 @contextmanager

@@ -196,10 +196,17 @@ def test_a_batch_that_does_not_fit_is_halved_and_said(qwen, tokenizer):
     sample([chat("hello")], 10)
     assert tried[7:] == [2] * 5  # it does not try again what did not fit
     largest = 0
-    own = qwen.train().generation_config
     with pytest.raises(torch.OutOfMemoryError), pytest.warns(UserWarning):
         sample([chat("hello")], 10)  # nothing is left to halve
-    assert qwen.training and qwen.generation_config is own  # as they were
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_logits_that_are_not_finite_are_refused_and_the_model_is_as_before(qwen, tokenizer, bad):
+    own = qwen.generation_config
+    ends_often(qwen, bad).train()
+    with pytest.raises(ValueError, match="logits are not finite"):
+        sampler(qwen, tokenizer)([chat("hello")], 2)
+    assert qwen.training and qwen.generation_config is own
 
 
 def answer_of(model, tokenizer, tail):
