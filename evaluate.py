@@ -302,7 +302,7 @@ def check_output(folder: Path, settings: dict[str, Any]) -> None:
 def find_problems(config: EvalConfig) -> list[Problem]:
     """The problems that the settings ask for; `load_problems` says which were left out, and why."""
     if config.benchmark in toy.WORLDS:
-        return distinct(toy.problems(config.benchmark, "test", config.limit))
+        return distinct(toy.problems(config.benchmark, "test", config.limit or 200))
     asked = ("limit", "version", "start_date", "end_date")
     request = {name: getattr(config, name) for name in asked}
     found = load_problems(config.benchmark, **request, execute=executor.run_many)

@@ -1,13 +1,12 @@
 """A dataclass as a command line, and the settings of a run: what is refused, what help shows."""
 
 import json
-import re
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Literal
 
 import pytest
 
-from support.settings import FITTING, Config, option, parse
+from support.settings import Config, EvalConfig, option, parse
 
 
 @dataclass
@@ -52,9 +51,7 @@ def test_help_says_of_each_option_what_it_is_and_its_default(capsys):
     for setting in fields(Config):
         text = setting.metadata["help"]
         assert len(text) > 10, setting.name
-        if setting.name in FITTING:
-            with_tiny, with_other = re.search(r"tiny model (\S+), else (\S+)\)", text).groups()
-            assert (float(with_tiny), float(with_other)) == FITTING[setting.name]
+    assert "AdamW's rate [ours] (tiny model 0.0006, else 1e-06)" in " ".join(said.split())
 
 
 def test_a_resumed_run_takes_its_settings_and_what_is_given_now(tmp_path):
@@ -66,7 +63,7 @@ def test_a_resumed_run_takes_its_settings_and_what_is_given_now(tmp_path):
     now = parse(Config, [*given, "--steps", "7"], "")
     assert now == replace(was, output=str(folder), resume=True, steps=7)
     assert now.gamma == 1.0
-    for foreign in ({"model": 3}, {"turns": [2]}, {"benchmark": "doctest"}):
+    for foreign in ({"turns": [2]}, {"benchmark": "doctest"}):
         file.write_text(json.dumps(foreign))
         with pytest.raises(ValueError, match="settings.json in --output is not of this program"):
             parse(Config, given, "")
@@ -78,19 +75,19 @@ def test_a_resumed_run_takes_its_settings_and_what_is_given_now(tmp_path):
 @pytest.mark.parametrize(
     "given, sentence",
     [
-        ({"turns": 0}, "--turns must be at least 1, got 0"),
-        ({"group_size": 1}, "--group-size must be at least 2"),
-        ({"learning_rate": float("nan")}, "--learning-rate must be above 0"),
-        ({"credit": "mers", "gamma": 1.5}, r"--gamma must lie in \[0, 1\]"),
+        ({"turns": 0}, "--turns must be from 1 to 1000000000, got 0"),
+        ({"group_size": 1}, "--group-size must be from 2 to"),
+        ({"learning_rate": float("nan")}, "--learning-rate must be from 1e-12 to"),
+        ({"credit": "mers", "gamma": 1.5}, "--gamma must be from 0 to 1, got 1.5"),
         ({"gamma": 0.9}, "--gamma has no effect with --credit mars"),
         ({"limit": 5}, "--limit has no effect with the toy world doctest"),
         ({"intra_budget": 8}, "--intra-budget must be below --group-size"),
         ({"eval_problems": "mbpp"}, "--eval-problems has no effect with the toy world doctest"),
-        ({"seed": 2 * 10**9}, "--seed must be at most 1000000000, got 2000000000"),
-        ({"temperature": 0.0}, "--temperature must be at least 0.001, got 0.0"),
-        ({"inter_budget": 0}, "--inter-budget must be at least 1"),
-        ({"intra_budget": 1}, "--intra-budget must be at least 2"),
-        ({"clip_low": -0.1}, r"--clip-low must lie in \[0, 1\]"),
+        ({"seed": 2 * 10**9}, "--seed must be .* to 1000000000, got 2000000000"),
+        ({"temperature": 0.0}, "--temperature must be from 0.001 to .*, got 0.0"),
+        ({"inter_budget": 0}, "--inter-budget must be from 1 to"),
+        ({"intra_budget": 1}, "--intra-budget must be from 2 to"),
+        ({"clip_low": -0.1}, "--clip-low must be from 0 to 1, got -0.1"),
         ({"problems": "doctst"}, "--model is missing: only doctest and cutoff bring one"),
     ],
 )
@@ -104,3 +101,4 @@ def test_settings_fit_what_is_trained_unless_they_are_given():
     assert (tiny.learning_rate, tiny.max_new_tokens, tiny.feedback_tests) == (6e-4, 16, 1)
     assert (real.learning_rate, real.max_new_tokens, real.feedback_tests) == (1e-6, 1024, 3)
     assert Config(model="some/model", learning_rate=3e-6).learning_rate == 3e-6
+    assert EvalConfig("some/model").max_new_tokens == 1024  # also in a toy world
