@@ -15,12 +15,8 @@ import signal
 import sys
 
 if __name__ == "__main__":  # Ctrl-C prints one line, in the slow imports and later
-
-    def stop(*_: object) -> None:
-        print("\nevaluate.py: stopped; the same command continues", file=sys.stderr)
-        sys.exit(130)
-
-    signal.signal(signal.SIGINT, stop)
+    stopped = "\nevaluate.py: stopped; the same command continues"
+    signal.signal(signal.SIGINT, lambda *_: sys.exit(stopped))
 
 import json
 import math
@@ -76,9 +72,7 @@ def attempt_rows(
         kinds.append(("control", control, 1, samples * iterations))
     rows = []
     for kind, sampler, turns, n in kinds:
-        copies = []
-        for problem in problems:
-            copies += [problem] * n
+        copies = [problem for problem in problems for _ in range(n)]
         for i, nodes in enumerate(iterate(copies, sampler, execute, turns)):
             for node in nodes:
                 row = {"task_id": copies[i].id, "kind": kind, "sample": i % n}
@@ -145,8 +139,6 @@ def iter_k(entry: dict[str, Any], k: int) -> float:
 
 def summarise(problems: list[Problem], rows: Rows, iterations: int) -> dict[str, Any]:
     """What is reported of some rows: Iter-k, the control's pass@k, counts, and each problem."""
-    if not problems:
-        raise ValueError("there is no problem to evaluate")
     entries = outcomes(problems, rows)
     ks = range(1, iterations + 1)
     iter_scores, pass_scores = {}, {}
@@ -252,9 +244,9 @@ def run(config: EvalConfig) -> None:
     executor.self_check()
     with rank_0_first():
         problems = find_problems(config)
-    model, sample, control = load_samplers(config, problems)
+    sample, control = load_samplers(config, problems)
     # The same path may hold another model the next time: every 1000th weight tells.
-    some_weights = repr([w.flatten()[::1000].tolist() for w in model.parameters()])
+    some_weights = repr([w.flatten()[::1000].tolist() for w in sample.model.parameters()])
     settings["weights"] = zlib.crc32(some_weights.encode())
     settings["problems"] = fingerprint(problems)
     check_output(folder, settings)  # again, with the weights and the problems
@@ -291,10 +283,8 @@ def check_output(folder: Path, settings: dict[str, Any]) -> None:
     try:
         old = read_settings(str(folder))
     except ValueError:
-        old = {}
-    if not settings.keys() <= old.keys():
-        raise ValueError(f"{folder} holds something that is no evaluation; name a new --output")
-    changed = [f"{k} ({old[k]} there, {v} now)" for k, v in settings.items() if old[k] != v]
+        raise ValueError(f"{folder} holds no evaluation: name a new --output") from None
+    changed = [f"{k} ({old.get(k)} there, {v} now)" for k, v in settings.items() if old.get(k) != v]
     if changed:
         raise ValueError(f"{folder} has other settings: {', '.join(changed)}; name a new --output")
 
@@ -310,17 +300,15 @@ def find_problems(config: EvalConfig) -> list[Problem]:
 
 
 def load_samplers(config: EvalConfig, problems: list[Problem]) -> tuple:
-    """The model, what samples chains, and what samples the control, or None."""
+    """What samples chains, and what samples the control, or None."""
     model, tokenizer = load_model(config.model, pick_device(config.device))
     names = ("max_new_tokens", "sample_tokens", "enable_thinking")
     options = {name: getattr(config, name) for name in names}
     sample = Sampler(model, tokenizer, temperature=config.temperature, **options)
     check_fit(sample, problems)
-    control = None
-    if config.control:
-        # Greedy attempts would all be equal: then the control is sampled at 0.8.
-        control = replace(sample, temperature=config.temperature or 0.8)
-    return model, sample, control
+    # Greedy attempts would all be equal: then the control is sampled at 0.8.
+    control = replace(sample, temperature=config.temperature or 0.8) if config.control else None
+    return sample, control
 
 
 def read_samples(path: Path, problems: list[Problem]) -> Rows:

@@ -23,7 +23,6 @@ if __name__ == "__main__":  # so that Ctrl-C during the slow imports prints one 
 
     signal.signal(signal.SIGINT, stop)
 
-import json
 import math
 import shlex
 from contextlib import closing, nullcontext
@@ -46,7 +45,7 @@ from support.run import Signals, check_folder, check_hub, claim
 from support.sampling import autocast, check_model, pick_device
 from support.settings import FITTING, Config, flag, parse
 from support.state import State, listed_data, toy_data, trees_of_all
-from tree import Node, build_trees, draw, from_dict, groups, to_dict, walk
+from tree import Node, build_trees, groups, to_dict, walk
 
 STATS = ("loss", "tokens", "ratio", "kl", "clipped", "entropy")  # 0 if nothing could be learned
 
@@ -159,10 +158,7 @@ def update(
 
 
 def denominator_of(facts: list, config: Config) -> int:
-    """What the loss of an optimizer step is divided by.
-
-    facts: [tokens, has_gradient] of each of its attempts, on all ranks.
-    """
+    """The denominator of a loss, by [tokens, has_gradient] of each of its attempts on all ranks."""
     if config.loss_norm == "sequence":
         return len(facts)
     if config.loss_norm == "token":
@@ -211,10 +207,8 @@ def prepare(
 def completion_logprobs(
     model: Any, nodes: list[Node], config: Config
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probabilities and mask of the nodes' completions, both (B, C)."""
-    rows = [(node.prompt_ids, node.completion_ids) for node in nodes]
-    if not nodes:
-        rows = [([0], [0])]  # the fake token
+    """Log-probabilities and mask (B, C) of completions; without nodes, of the fake token."""
+    rows = [(node.prompt_ids, node.completion_ids) for node in nodes] or [([0], [0])]
     with autocast(next(model.parameters()).device):
         logp, mask = rows_logprobs(model, rows, config.temperature)
     if not nodes:
@@ -260,11 +254,8 @@ def report(state: State, trees: list[Node], numbers: dict[str, float]) -> None:
     print(f"step {step + 1}/{config.steps}  reward by turn {shown}  {seconds:.1f} s", flush=True)
     if (line["truncated"] or 0) > 0.5 and not state.warned:
         state.warned = True
-        print(
-            f"most completions found no end within {config.max_new_tokens} tokens; a cut program "
-            "rarely passes: raise --max-new-tokens",
-            file=sys.stderr,
-        )
+        most = f"most completions found no end within {config.max_new_tokens} tokens"
+        print(f"{most}: raise --max-new-tokens", file=sys.stderr)
 
 
 def evaluate_and_save(state: State, signals: Signals) -> None:
@@ -289,7 +280,7 @@ def evaluate_and_save(state: State, signals: Signals) -> None:
 
 
 def finish(state: State) -> None:
-    """The model, and what it has learned: tables before and after, the curves, a tree."""
+    """The model, and what it has learned: tables before and after, and the curves."""
     state.save_model(state.folder)  # of the last step; best/ has the one that solved most
     if ranks.rank() > 0:
         return
@@ -300,21 +291,9 @@ def finish(state: State) -> None:
     try:
         if steps:
             print(f"\n{plot(state.folder)}")
-        show_helpful_tree(state.folder / "trees.jsonl")
     except Exception as error:  # the logs may hold what this run did not write
-        print(f"\nThe run is whole, but its logs cannot be shown: {error!r:.200}")
-    print(f"\nEverything is in {state.folder}")
-
-
-def show_helpful_tree(path: Path) -> None:
-    """Print the last logged tree in which a first attempt got credit from below, if any did."""
-    lines = path.read_text(encoding="ascii").splitlines() if path.exists() else []
-    for line in reversed(lines):
-        tree = from_dict(json.loads(line))
-        if any(node.credit > node.reward for node in tree.children):
-            print("\nA tree in which feedback helped: what failed has credit from below.\n")
-            print(draw(tree, width=3))
-            return
+        print(f"\nThe run is whole, but its curves cannot be drawn: {error!r:.200}")
+    print(f"\nEverything is in {state.folder}; its trees: python -m support.page {state.folder}")
 
 
 def train(config: Config) -> Path:

@@ -202,8 +202,6 @@ def test_a_summary_counts_attempts_and_groups_problems_by_difficulty():
     expected |= {"public only": 0, "tokens": 6 * 3, "passed": 2, "failed": 4}
     assert summary["chain"] == expected
     assert values(summary["Iter-k"])[2] == 0.25  # a prompt that is too long is an unsolved problem
-    with pytest.raises(ValueError, match="no problem"):
-        evaluate.evaluate([], scripted({}), execute, 3)
 
 
 @pytest.fixture(autouse=True)
@@ -275,11 +273,10 @@ def test_a_folder_with_other_settings_or_a_damaged_file_is_refused(base, tmp_pat
     refused("other settings: weights (", arguments)
     refused("now), problems (", arguments)
 
-    for foreign in ("{}", '{"seed": 0, "model": "x"}', "[1]"):  # not settings of an evaluation
-        (out / "settings.json").write_text(foreign)
-        refused("out holds something that is no evaluation; name a new --output", arguments)
-    (out / "settings.json").unlink()
-    refused("out holds something that is no evaluation", arguments)
+    (out / "settings.json").write_text('{"seed": 0}')  # of something else
+    refused("other settings: model (None there, ", arguments)
+    (out / "settings.json").write_text("[1]")
+    refused("out holds no evaluation: name a new --output", arguments)
     for inside in (mine, mine / "sub"):
         refused(f"{inside} cannot be used: {mine} is no folder to write", command(model, inside))
 
@@ -306,5 +303,5 @@ def test_a_mistake_costs_a_sentence_and_leaves_no_folder(mistake, sentence, base
 
 def test_the_control_of_greedy_chains_is_sampled(base):
     greedy = evaluate.EvalConfig(base, temperature=0.0, control=True)
-    _, sample, control = evaluate.load_samplers(greedy, evaluate.find_problems(greedy))
+    sample, control = evaluate.load_samplers(greedy, evaluate.find_problems(greedy))
     assert (sample.temperature, control.temperature) == (0, 0.8)

@@ -233,25 +233,25 @@ def test_a_whole_run_on_the_command_line(base, tmp_path, monkeypatch, capsys):
     assert [tree["step"] for tree in lines_of(run / "trees.jsonl")] == [0, 0, 1, 1]
     assert json.loads((run / "evaluation.json").read_text()).keys() == {"0", "1", "2"}
     said = capsys.readouterr().out
-    for text in ("Before: 6 held-out problems", "After 2 steps", "--learning-rate 1e-06"):
+    for text in ("Before: 6 held-out", "After 2 steps", "--learning-rate 1e-06", "curves.png"):
         assert text in said
 
     # A log that somebody changed costs a run nothing but its drawing.
-    spy(monkeypatch, "plot", lambda folder: (folder / "trees.jsonl").write_text("[" * 99_999))
+    spy(monkeypatch, "plot", lambda folder: (folder / "evaluation.json").write_text("[" * 99_999))
     grpo = ["--model=run", "--turns=1", "--credit=none", "--steps=1", "--output=grpo"]
     murphy.main(arguments + grpo)  # what was saved loads again
     (line,) = lines_of(tmp_path / "grpo" / "metrics.jsonl")
     assert line["programs"] == 6  # two problems, one turn, groups of three
     said = capsys.readouterr().out
-    assert said.count("The run is whole, but its logs cannot be shown: ") == 1
-    for text in ("After 1 steps", "curves.png", "Everything is in grpo"):
+    assert said.count("The run is whole, but its curves cannot be drawn: ") == 1
+    for text in ("After 1 steps", "Everything is in grpo"):
         assert text in said
 
 
 @pytest.mark.parametrize(
     "arguments, sentence",
     [
-        (["--gamma", "2"], "--gamma has no effect with --credit mars"),
+        (["--gamma", "1"], "--gamma has no effect with --credit mars"),
         (["--model", "./no/such/model"], "cannot load a model from './no/such/model'"),
         (["--problems", "nothing.jsonl", "--model", "x"], "nothing.jsonl is neither a file nor a"),
         (["--output", "x", "--resume"], "--resume needs the --output of a run"),

@@ -112,7 +112,7 @@ def test_a_signal_leaves_sampling_and_evaluation_but_finishes_an_update(
 TOOLS = ("compare", "metrics", "problems", "page")
 STOPPED = [(f"support/{name}.py", 1, f"\n{name}: stopped\n") for name in TOOLS]
 STOPPED.append(("murphy.py", 130, "\nmurphy.py: stopped\n"))
-STOPPED.append(("evaluate.py", 130, "\nevaluate.py: stopped; the same command continues\n"))
+STOPPED.append(("evaluate.py", 1, "\nevaluate.py: stopped; the same command continues\n"))
 
 
 @pytest.mark.parametrize("program, code, line", STOPPED)
