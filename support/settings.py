@@ -19,9 +19,7 @@ from support.run import read_settings
 HUGE = 10**9  # no setting has a use for more
 
 
-def option(
-    default: Any, help: str, low: float | None = None, high: float = HUGE, fits: Any = None
-) -> Any:
+def option(default: Any, help: str, low: Any = None, high: Any = HUGE, fits: Any = None) -> Any:
     """A field of a settings dataclass: its default, its help text, and the bounds of a number."""
     return field(default=default, metadata={"help": help, "bounds": (low, high), "fits": fits})
 
@@ -89,11 +87,12 @@ def parse(kind: type, arguments: list[str] | None, description: str) -> Any:
         parser.add_argument(flag(setting.name), **how)
 
     given = parser.parse_args(arguments)
-    if getattr(given, "resume", False):
-        parser.set_defaults(**read_settings(given.output))
-        given = parser.parse_args(arguments)  # what is given now still wins
+    old = read_settings(given.output) if getattr(given, "resume", False) else {}
+    parser.set_defaults(**old)
+    given = parser.parse_args(arguments)  # what is given now still wins
+    values = old | {setting.name: getattr(given, setting.name) for setting in fields(kind)}
     try:
-        return kind(**vars(given))
+        return kind(**values)
     except TypeError:  # an unknown setting, or a value of the wrong type
         raise ValueError("--resume: settings.json in --output is not of this program") from None
 
