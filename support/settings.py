@@ -46,6 +46,8 @@ def complete(settings: Any, is_tiny: bool) -> None:
             tiny, other = setting.metadata["fits"]
             value = tiny if is_tiny else other
             setattr(settings, setting.name, value)
+        if setting.type is str and not isinstance(value, str):
+            raise TypeError(f"{flag(setting.name)} must be a text")  # settings.json may hold 3
         low, high = setting.metadata["bounds"]
         if low is None or value is None:
             continue

@@ -140,7 +140,9 @@ def test_no_hidden_test_is_in_any_prompt_unless_oracle_is_asked_for(tmp_path):  
     third = "def f(x):\n    return x if x > 0 | 1 or x == 1 else '<|endoftext|>'"
     programs = ["def f(x): return 0", "def f(x): return 1 / 0", third, third]
     for oracle, kind, count in ((False, "public", 3), (True, "oracle", 4)):
-        problems = evaluate.find_problems(evaluate.EvalConfig("m", benchmark=mine, oracle=oracle))
+        problems = evaluate.find_problems(
+            evaluate.EvalConfig("m", benchmark=str(mine), oracle=oracle)
+        )
         rows = attempt_rows(problems, in_order(programs), executor.run_many, 4)
         assert [row["status"] for row in rows] == ["failed", "error", "failed", "failed"][:count]
         assert rows[2]["code"] == third  # as it was written
