@@ -59,7 +59,6 @@ class Run:
         self.outcomes: list = [None] * len(plan.tests)  # then PASSED or (status, line of feedback)
         self.begun: set = set()  # the numbers of the tests that have begun
         self.program: dict = {}  # what names of the program mean in the tests
-        self.early: dict = {}  # (frame, number of a side) -> (side to call, None) or (None, value)
 
     def result(self) -> dict:
         """Run all tests, public ones first, so that no hidden argument reaches their feedback."""
@@ -166,7 +165,7 @@ class Run:
         self.program = missing | found
         sys.modules["solution"] = Remote(self.link, MODULE, "solution")
         space = {"__name__": "test"}
-        hooks = {"__test__": self.test, "__early__": self.evaluate_early, "__taken__": self.taken}
+        hooks = {"__test__": self.test, "__early__": self.evaluate_early}
         hooks |= {"__equal__": equal, "__ask__": ask}
         for line in self.plan.imports:  # a test may use what the solution imports
             with contextlib.suppress(ImportError):
@@ -174,9 +173,6 @@ class Run:
         space |= self.program | hooks
         exec(self.plan.context, space)
         space |= found  # a helper of the context that the program defines anew
-        for part in self.plan.definitions:
-            with contextlib.suppress(Exception):  # it fails again in its own text
-                exec(part, space)
         for text in sorted(self.plan.texts, key=lambda text: not text.public):
             error = self.attempt(text.outside, exec, text.code, space)
             for owner, name, numbers in text.functions:
@@ -237,25 +233,21 @@ class Run:
         if problem:
             raise problem
 
-    def evaluate_early(self, number: int, side: Any) -> None:
-        """Evaluate a side before the call beside it (see plan.Rewriter). If it raises or asks the
-        program, it is evaluated when it is taken, as in Python."""
-        link, value = self.link, None
-        was_quiet, link.quiet, link.asked = link.quiet, True, False
-        try:
-            value = side()
-            is_late = link.asked
-        except (Exception, Asked):
-            is_late = True
-        finally:
-            link.quiet = was_quiet
-        frame = id(sys._getframe(1))  # of the caller: each call of a recursive helper has its own
-        self.early[frame, number] = (side, None) if is_late else (None, value)
-
-    def taken(self, number: int) -> Any:
-        """The value of a side that was evaluated before its call, or else its value now."""
-        side, value = self.early.pop((id(sys._getframe(1)), number))
-        return side() if side else value
+    def evaluate_early(self, *sides: Any) -> list:
+        """Evaluate sides before the call beside them (see plan.Rewriter): for each a function that
+        gives its value. If a side raises or asks the program, it is evaluated later, as in Python.
+        """
+        link, found = self.link, []
+        for side in sides:
+            was_quiet, link.quiet, link.asked = link.quiet, True, False
+            try:
+                value = side()
+                found.append(side if link.asked else lambda value=value: value)
+            except (Exception, Asked):
+                found.append(side)
+            finally:
+                link.quiet = was_quiet
+        return found
 
     def note(self, numbers: Any, error: BaseException | None = None) -> None:
         """Note that tests passed, or what failed them. In a loop the first failure stays."""

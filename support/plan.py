@@ -74,7 +74,6 @@ class Plan:
         self.tests: list[Test] = []
         self.cases: list = []  # kinds stdin and functional: (input, expected output) of each test
         self.texts: list[Text] = []  # kind assert
-        self.definitions: list = []  # code: what all texts import, define and assign
         self.names: set[str] = {self.entry.partition(".")[0], "Solution"} - {""}  # the program's
         self.wanted = self.names  # those that the program sends as soon as it is defined
         self.stops = False  # the tests speak of StopIteration
@@ -114,9 +113,10 @@ class Plan:
         except (SyntaxError, ValueError) as error:
             raise Unscorable(f"its reference cannot be read: {error}") from None
         trees = [ast.parse(item) for item, _, _ in items]
-        whole = ast.Module([], [])
-        for tree in trees:
-            whole.body += tree.body
+        hidden, shown = ast.Module([], []), ast.Module([], [])
+        for tree, (_, _, public) in zip(trees, items, strict=True):
+            (shown if public else hidden).body += tree.body
+        whole = ast.Module(shown.body + hidden.body, [])
         for node in find(whole, ast.ImportFrom):  # `from . import f`, `from .solution import f`
             node.module, node.level = node.module or "solution", 0
         refuse(whole)
@@ -124,6 +124,9 @@ class Plan:
         self.find_objects(whole, reference)
         self.refuse_own_exceptions(whole)
         self.refuse_named_iterators(whole)
+        needed = names_in(shown) & own_names(hidden) - own_names(shown) - self.names
+        if needed:  # public tests run first
+            raise Unscorable(f"a public test uses {min(needed)}, which a hidden one defines")
         called = statement_calls(whole.body)
         self.pytest_calls, functions = set(), []
         for node in find(whole, ast.FunctionDef):  # check(candidate) is from HumanEval
@@ -137,19 +140,6 @@ class Plan:
         for tree, (_, graded, public) in zip(trees, items, strict=True):
             self.graded, self.public = graded, public  # `mark` gives them to the tests of this text
             self.texts.append(self.read_text(tree))
-        if len(trees) > 1:  # public texts run first, but may need what a later one defines
-            parts = [ast.Module([node], []) for node in whole.body if self.defines(node)]
-            self.definitions = [compile(part, "<test>", "exec") for part in parts]
-
-    def defines(self, node: ast.stmt) -> bool:
-        """Whether a statement gives a name its meaning, and does not run the program for it."""
-        if isinstance(node, ast.FunctionDef):
-            parts = node.decorator_list + node.args.defaults  # the body runs later
-        elif isinstance(node, ast.Assign):
-            parts = [node.value]
-        else:
-            return isinstance(node, IMPORTS)
-        return not any(mentions(part, self.touching) for part in parts)
 
     def find_names(self, tests: ast.Module, reference: ast.Module) -> None:
         """Find the names in the tests that mean the program's: what the reference defines, or what
@@ -191,13 +181,11 @@ class Plan:
         classes = find(reference, ast.ClassDef)
         self.operators = not reference.body and any(name[:1].isupper() for name in self.names)
         for node in classes:
-            methods = {part.name: part for part in find(node, ast.FunctionDef)}
-            if "__eq__" in methods and equals_data(methods["__eq__"]):
-                raise Unscorable(f"objects of {node.name} may be equal to plain data")
+            methods = {part.name for part in find(node, ast.FunctionDef)}
             bases = [ast.unparse(base) for base in node.bases + node.decorator_list]
             plain = r"object|\w*(Error|Exception)"  # they bring no operators
             others = [base for base in bases if not re.fullmatch(plain, base)]
-            if others or not methods.keys().isdisjoint(OPERATORS | {"__eq__"}):
+            if others or methods & (OPERATORS | {"__eq__"}):
                 self.operators = True
         if any(mentions(item.context_expr, self.names) for item in find(tests, ast.withitem)):
             self.operators = True  # `with f(1) as x` calls __enter__
@@ -265,9 +253,9 @@ class Plan:
     def read_function(self, functions: list, owner: str, node: ast.FunctionDef) -> None:
         """Put a mark around each statement that asserts; if there is none, around all together."""
         decorators = [ast.unparse(part) for part in node.decorator_list]
-        if any(re.match(r"pytest\.mark\.(skip|xfail)\b", part) for part in decorators):
-            return
         self.refuse_function(node, decorators)
+        if any(re.match(r"pytest\.mark\.(skip|xfail)", part) for part in decorators):
+            return
         numbers: list[int] = []
         body = [self.mark_if_test(part, numbers) for part in node.body]
         node.body = body if numbers else [self.mark(body, numbers, f"{node.name}()")]
@@ -275,20 +263,21 @@ class Plan:
 
     def refuse_function(self, node: ast.FunctionDef, decorators: list[str]) -> None:
         """Refuse a test function that the judge cannot call as pytest does."""
-        marks = " ".join(decorators)
-        given = {"self", *re.findall(r"\w+", marks)}  # @pytest.mark.parametrize("n", ...) gives n
+        given = {
+            "self",
+            *re.findall(r"\w+", " ".join(decorators)),
+        }  # @pytest.mark.parametrize("n", ...) gives n
         without_default = node.args.args[: len(node.args.args) - len(node.args.defaults)]
         needed = sorted({arg.arg for arg in without_default} - given)
         if find(node, (ast.Yield, ast.YieldFrom)):
             raise Unscorable(f"{node.name} yields")
-        if re.search(r"pytest\.mark\.(skipif|usefixtures)\b", marks):
-            raise Unscorable(f"{node.name} has the mark skipif or usefixtures")
         if node.name == "check" and not self.entry:
             raise Unscorable("a test defines check(candidate), but there is no entry_point")
         if node.name != "check" and needed:
             raise Unscorable(f"{node.name} needs {', '.join(needed)}, which nothing gives")
-        if not all(part.startswith("pytest.mark.") for part in decorators):
-            raise Unscorable(f"{node.name} has a decorator that is no mark of pytest")
+        for part in decorators:
+            if not re.match(r"pytest\.mark\.(parametrize|skip|xfail)\b", part):
+                raise Unscorable(f"{node.name} has the decorator {part}")
 
     def mark_if_test(self, node: ast.stmt, numbers: list[int]) -> ast.stmt:
         """The statement; if it asserts, with a mark around it."""
@@ -312,7 +301,7 @@ class Rewriter(ast.NodeTransformer):
 
     assert f(x) == 1          __equal__(f(x), 1)
     type(x), x.__class__      __ask__(type, x); also callable(x) and hasattr(x, name)
-    f(xs) == sorted(xs)       (__early__(4, lambda: sorted(xs)), f(xs) == __taken__(4))[-1]
+    f(xs) == sorted(xs)       [f(xs) == __4__() for (__4__,) in [__early__(lambda: sorted(xs))]][0]
 
     The last one evaluates sorted(xs) before f(xs). Else a program that empties xs and returns it
     would pass. Behind a call, a side of a comparison or operation and an argument go first if they
@@ -321,25 +310,25 @@ class Rewriter(ast.NodeTransformer):
 
     def __init__(self, touching: set) -> None:
         self.touching = touching  # names that may use the program
-        self.moved: dict = {}  # a side that is evaluated first -> its number
+        self.moved: dict = {}  # a side that is evaluated first -> the name of its value
 
     def visit(self, node: ast.AST) -> ast.AST:
         if node in self.moved:
-            return parsed(f"__taken__({self.moved[node]})")
-        parts = []
+            return parsed(f"{self.moved[node]}()")
         sides = self.movable(node) if isinstance(node, (ast.Compare, ast.BinOp, ast.Call)) else []
+        if not sides:
+            return super().visit(node)
+        early = parsed("__early__()")
         for side in sides:
-            body = self.visit(side)
-            number = self.moved[side] = len(self.moved)
-            early = parsed(f"__early__({number}, lambda: 0)")
-            early.args[1].body = body
-            parts.append(early)
-        node = super().visit(node)
-        if not parts:
-            return node
-        pair = parsed("()[-1]")
-        pair.value.elts = [*parts, node]
-        return pair
+            function = parsed("lambda: 0")
+            function.body = self.visit(side)
+            early.args.append(function)
+            self.moved[side] = f"__{len(self.moved)}__"
+        names = ", ".join(self.moved[side] for side in sides)
+        whole = parsed(f"[0 for ({names},) in [__early__()]][0]")
+        whole.value.generators[0].iter.elts = [early]
+        whole.value.elt = super().visit(node)
+        return whole
 
     def movable(self, node: ast.AST) -> list:
         """The sides that stand behind a call and can be evaluated before it: those that do not use
@@ -440,17 +429,6 @@ def own_names(tree: ast.AST, kinds: Any = ast.AST) -> set:
         elif isinstance(node, IMPORTS) and getattr(node, "module", "") != "solution":
             names |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
     return names
-
-
-def equals_data(method: ast.FunctionDef) -> bool:
-    """Whether an object with this __eq__ may be equal to plain data. It may be if the method has
-    `== other` or `isinstance(other, int)`; `== other.x` needs an object."""
-    arguments = [*method.args.posonlyargs, *method.args.args, method.args.vararg]
-    names = [argument.arg for argument in arguments if argument]
-    other = names[1] if len(names) > 1 else "other"
-    kinds = "|".join(kind.__name__ for kind in DATA)
-    pattern = rf"== {other}\b(?![.[])|\b{other} ==|isinstance\({other}, [^)]*\b({kinds})\b"
-    return bool(re.search(pattern, ast.unparse(method)))
 
 
 def refuse(tests: ast.Module) -> None:
