@@ -134,10 +134,12 @@ class Run:
         link, limit = self.link, int(self.link.limits["output_bytes"])
         label = f"with the input {show(given, 300)} the program"
         link.last = (label, NOTHING)
-        text, size = bytearray(), 0
+        text = bytearray()
         reader, writer = os.pipe()
         with open(reader, "rb", 0) as output:
-            with open(writer, "wb", 0), memory_file(given) as source:
+            with open(writer, "wb", 0), tempfile.TemporaryFile() as source:
+                source.write(given.encode("utf-8", "replace"))
+                source.seek(0)
                 for file in (source.fileno(), writer):
                     os.fchmod(file, 0o666)  # the program is another user; it may open /dev/stdin
                 link.launch(source.fileno(), writer)
@@ -148,13 +150,12 @@ class Run:
                 data = output.read(1 << 16)
                 if not data:
                     break
-                text += data[: max(0, limit - len(text))]  # what exceeds the limit is thrown away
-                size += len(data)
+                text += data[: limit + 1 - len(text)]  # what exceeds the limit is thrown away
             link.patience = end - time.monotonic()  # what is left, for answer() to wait
             link.answer()
         value = text.decode("utf-8", "replace")
-        if size > limit:
-            value += f"...[{size - limit} cut]"
+        if len(text) > limit:
+            value += "...[cut]"
         link.last = (label, value)
         return value
 
@@ -262,9 +263,7 @@ class Run:
         if isinstance(error, Died):
             return error.args[0], f"{call} {error.args[1]}"
         if isinstance(error, ImportError) and error.name == "solution":
-            # "cannot import name 'f' from ..."; None if there is no name.
-            name = re.search(r"name '(\w+)'|$", error.msg)[1]
-            return "error", f"the program does not define {name}"
+            return "error", described(error)  # cannot import name 'f' from 'solution'
         if hasattr(error, "_line"):  # raised by the program
             text = described(error)
             lines = ["", *self.link.code.splitlines()]
@@ -286,17 +285,6 @@ class Run:
 
 def described(error: BaseException) -> str:
     return f"{type(error).__name__}: {shorten(message(error), 300)}".removesuffix(": ")
-
-
-def memory_file(text: str) -> Any:
-    """An open file with a text. A full disk must not fail the program."""
-    if hasattr(os, "memfd_create"):
-        file = os.fdopen(os.memfd_create("in"), "w+b")
-    else:
-        file = tempfile.TemporaryFile()  # noqa: SIM115
-    file.write(text.encode("utf-8", "replace"))
-    file.seek(0)
-    return file
 
 
 def ask(function: Any, x: Any, *rest: Any) -> Any:

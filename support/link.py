@@ -216,8 +216,7 @@ class Link:
         if isinstance(x, Remote) or not isinstance(x, collections.abc.Iterator):
             return x
         items = list(itertools.islice(x, MOST_ITEMS))
-        if len(items) == MOST_ITEMS:
-            self.shortfall = f"a test hands over an iterator of {MOST_ITEMS:,} items or more"
+        self.shortfall = f"a test hands over an iterator: {MOST_ITEMS:,} items cross at once"
         return iter(items)
 
     def request(self, wire: Wire, function: Any, args: tuple, kwargs: dict) -> str:

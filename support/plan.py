@@ -39,11 +39,10 @@ UNHOSTED_NAMES = words(  # nor use these names
     "setup_module setUpModule tearDown teardown_method __init__ __doc__ __cause__ __context__"
 )
 TAKING = words("next pop popleft popitem send")  # calls that take something out of an argument
-DATA = (str, bytes, list, tuple, dict, set, int, float, complex, range, collections.Counter)
-# What plain data have (also deques, arrays and exceptions). Other attributes need an object.
-DATA_ATTRIBUTES = words(
-    "popleft appendleft all any tolist value shape dtype ndim size T real imag args __name__"
-).union(*map(dir, DATA))
+DATA = (str, bytes, list, tuple, dict, set, complex, range, collections.Counter, collections.deque)
+# What plain data have (also arrays and exceptions). Other attributes need an object.
+DATA_ATTRIBUTES = words("all any tolist value shape dtype ndim size T args __name__")
+DATA_ATTRIBUTES.update(dir(0), dir(0.0), *map(dir, DATA))
 OPERATORS = words(  # what tests may do with the program's objects; for == see Remote.__eq__
     "len iter next reversed contains getitem setitem delitem enter exit lt le gt ge neg pos abs "
     "invert index int float complex round str repr format bool hash add radd iadd sub rsub isub "
@@ -123,7 +122,6 @@ class Plan:
         self.find_names(whole, reference)
         self.find_objects(whole, reference)
         self.refuse_own_exceptions(whole)
-        self.refuse_named_iterators(whole)
         needed = names_in(shown) & own_names(hidden) - own_names(shown) - self.names
         if needed:  # public tests run first
             raise Unscorable(f"a public test uses {min(needed)}, which a hidden one defines")
@@ -184,8 +182,8 @@ class Plan:
             methods = {part.name for part in find(node, ast.FunctionDef)}
             bases = [ast.unparse(base) for base in node.bases + node.decorator_list]
             plain = r"object|\w*(Error|Exception)"  # they bring no operators
-            others = [base for base in bases if not re.fullmatch(plain, base)]
-            if others or methods & (OPERATORS | {"__eq__"}):
+            is_plain = all(re.fullmatch(plain, base) for base in bases)
+            if not is_plain or methods & (OPERATORS | {"__eq__"}):
                 self.operators = True
         if any(mentions(item.context_expr, self.names) for item in find(tests, ast.withitem)):
             self.operators = True  # `with f(1) as x` calls __enter__
@@ -201,20 +199,8 @@ class Plan:
             if ast.unparse(node.func) in ("raises", "pytest.raises"):
                 expected += node.args[:1]
         for node in expected:
-            if mentions(node, self.names - set(dir(builtins))):
+            if mentions(node, self.names):
                 raise Unscorable(f"a test expects {ast.unparse(node)}, a class of the solution")
-
-    def refuse_named_iterators(self, tests: ast.Module) -> None:
-        """Refuse `it = iter(xs); f(it)`: it crosses with all items, also those that f leaves."""
-        handed = set()
-        for node in find(tests, ast.Call):
-            if mentions(node.func, self.names):
-                handed |= {arg.id for arg in node.args if isinstance(arg, ast.Name)}
-        for node in find(tests, ast.Assign):
-            is_generator = isinstance(node.value, ast.GeneratorExp)
-            is_iterator = is_generator or ast.unparse(node.value).startswith("iter(")
-            if is_iterator and mentions(node.targets[0], handed):
-                raise Unscorable("a test hands over an iterator that has a name")
 
     def read_text(self, tree: ast.Module) -> Text:
         """Put a mark around each statement that asserts, and collect the test functions."""
@@ -251,33 +237,25 @@ class Plan:
         return True
 
     def read_function(self, functions: list, owner: str, node: ast.FunctionDef) -> None:
-        """Put a mark around each statement that asserts; if there is none, around all together."""
+        """Put a mark around each statement that asserts; if there is none, around all together.
+        Refuse a function that the judge cannot call as pytest does."""
         decorators = [ast.unparse(part) for part in node.decorator_list]
-        self.refuse_function(node, decorators)
-        if any(re.match(r"pytest\.mark\.(skip|xfail)", part) for part in decorators):
+        if any(re.match(r"pytest\.mark\.(skip|xfail)\b", part) for part in decorators):
             return
+        for part in decorators:
+            if not part.startswith("pytest.mark.parametrize("):
+                raise Unscorable(f"{node.name} has the decorator {part}")
+        if find(node, (ast.Yield, ast.YieldFrom)):
+            raise Unscorable(f"{node.name} yields")
+        given = {"self", *re.findall(r"\w+", " ".join(decorators))}  # parametrize("n", ...) gives n
+        without_default = node.args.args[: len(node.args.args) - len(node.args.defaults)]
+        needed = sorted({arg.arg for arg in without_default} - given)
+        if needed and not (node.name == "check" and self.entry):
+            raise Unscorable(f"{node.name} needs {', '.join(needed)}, which nothing gives")
         numbers: list[int] = []
         body = [self.mark_if_test(part, numbers) for part in node.body]
         node.body = body if numbers else [self.mark(body, numbers, f"{node.name}()")]
         functions.append((owner, node.name, numbers))
-
-    def refuse_function(self, node: ast.FunctionDef, decorators: list[str]) -> None:
-        """Refuse a test function that the judge cannot call as pytest does."""
-        given = {
-            "self",
-            *re.findall(r"\w+", " ".join(decorators)),
-        }  # @pytest.mark.parametrize("n", ...) gives n
-        without_default = node.args.args[: len(node.args.args) - len(node.args.defaults)]
-        needed = sorted({arg.arg for arg in without_default} - given)
-        if find(node, (ast.Yield, ast.YieldFrom)):
-            raise Unscorable(f"{node.name} yields")
-        if node.name == "check" and not self.entry:
-            raise Unscorable("a test defines check(candidate), but there is no entry_point")
-        if node.name != "check" and needed:
-            raise Unscorable(f"{node.name} needs {', '.join(needed)}, which nothing gives")
-        for part in decorators:
-            if not re.match(r"pytest\.mark\.(parametrize|skip|xfail)\b", part):
-                raise Unscorable(f"{node.name} has the decorator {part}")
 
     def mark_if_test(self, node: ast.stmt, numbers: list[int]) -> ast.stmt:
         """The statement; if it asserts, with a mark around it."""
@@ -332,14 +310,14 @@ class Rewriter(ast.NodeTransformer):
 
     def movable(self, node: ast.AST) -> list:
         """The sides that stand behind a call and can be evaluated before it: those that do not use
-        the program. A plain name and a lambda stay; next(...) must."""
+        the program. A plain name stays; next(...) must."""
         sides, after_call = [], False
         for side in ast.iter_child_nodes(node):
             while isinstance(side, (ast.keyword, ast.Starred, ast.NamedExpr)):
                 side = side.value  # sorted(xs) of `f(xs) == (want := sorted(xs))`
             used, called = names_in(side), called_names(side)
             is_free = used and used.isdisjoint(self.touching) and called.isdisjoint(TAKING)
-            if after_call and is_free and not isinstance(side, (ast.Name, ast.Lambda)):
+            if after_call and is_free and not isinstance(side, ast.Name):
                 if find(side, (ast.NamedExpr, ast.Yield, ast.YieldFrom)):
                     raise Unscorable("a test has := or yield beside a call of the solution")
                 sides.append(side)
