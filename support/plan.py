@@ -335,7 +335,7 @@ class Rewriter(ast.NodeTransformer):
     def visit_ClassDef(self, node: ast.ClassDef) -> ast.ClassDef:
         for part in node.body:
             if isinstance(part, ast.FunctionDef):  # in the rest no lambda sees the class's names
-                self.visit(part)
+                part.body = list(map(self.visit, part.body))
         return node
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
