@@ -122,6 +122,7 @@ class Plan:
         self.find_names(whole, reference)
         self.find_objects(whole, reference)
         self.refuse_own_exceptions(whole)
+        self.refuse_named_iterators(whole)
         needed = names_in(shown) & own_names(hidden) - own_names(shown) - self.names
         if needed:  # public tests run first
             raise Unscorable(f"a public test uses {min(needed)}, which a hidden one defines")
@@ -201,6 +202,18 @@ class Plan:
         for node in expected:
             if mentions(node, self.names):
                 raise Unscorable(f"a test expects {ast.unparse(node)}, a class of the solution")
+
+    def refuse_named_iterators(self, tests: ast.Module) -> None:
+        """Refuse `it = iter(xs); f(it)`: it crosses with all items, also those that f leaves."""
+        handed = set()
+        for node in find(tests, ast.Call):
+            if mentions(node.func, self.names):
+                handed |= {arg.id for arg in node.args if isinstance(arg, ast.Name)}
+        for node in find(tests, ast.Assign):
+            is_generator = isinstance(node.value, ast.GeneratorExp)
+            is_iterator = is_generator or ast.unparse(node.value).startswith("iter(")
+            if is_iterator and mentions(node.targets[0], handed):
+                raise Unscorable("a test hands over an iterator that has a name")
 
     def read_text(self, tree: ast.Module) -> Text:
         """Put a mark around each statement that asserts, and collect the test functions."""
