@@ -136,18 +136,21 @@ def test_a_cut_or_damaged_gz_is_refused(tmp_path):
 def test_any_bytes_get_one_sentence(tmp_path_factory, data):
     path = tmp_path_factory.mktemp("any") / "rows.jsonl"
     path.write_bytes(data)
-    with pytest.raises(ValueError, match="^no problem is left .*$"):
+    with pytest.raises(ValueError, match="^(no problem is left|.* is in UTF-16: ).*$"):
         load_problems(path)
 
 
 def test_a_bad_request_gets_one_sentence(tmp_path, capsys):
     rows = write(tmp_path, row())
     foreign = write(tmp_path, {"a": 1}, name="foreign.jsonl")
+    utf16 = tmp_path / "utf16.jsonl"
+    utf16.write_text(json.dumps(row()), encoding="utf-16")
     for source, how, sentence in (
         ("humanevil", {}, r"humanevil is neither a file nor a known set \(humaneval, mbpp, .*\)"),
         (rows, {"version": "v6"}, "version v6 is for livecodebench"),
         (rows, {"start_date": "2025-01-01"}, "has no dates: 2025-01-01"),
         (foreign, {}, "no problem is left of the 1 rows of .*foreign.jsonl"),
+        (utf16, {}, "utf16.jsonl is in UTF-16: save it in UTF-8"),
         (write(tmp_path, name="empty.jsonl"), {}, "no problem is left of the 0 rows"),
         (write(tmp_path, "[]", name="none.json"), {}, "no problem is left of the 0 rows"),
     ):
