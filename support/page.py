@@ -98,9 +98,7 @@ def say(text: str) -> None:
     try:
         print(text, flush=True)
     except OSError as error:
-        os.dup2(
-            os.open(os.devnull, os.O_WRONLY), 1
-        )  # at its end Python writes the rest: to nowhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python's last flush goes to nowhere
         sys.exit(None if isinstance(error, BrokenPipeError) else f"cannot print: {error.strerror}")
 
 
