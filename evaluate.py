@@ -261,7 +261,7 @@ def run(config: EvalConfig) -> None:
     for first in range(done, len(problems), processes * config.chunk):
         start = first + rank * config.chunk
         torch.manual_seed(zlib.crc32(f"{config.seed} {start}".encode()))
-        chunk = problems[start : start + config.chunk]  # for some ranks, the last one is empty
+        chunk = problems[start : start + config.chunk]  # the last one may be empty
         mine = attempt_rows(chunk, sample, execute, config.iterations, config.samples, control)
         rows += chain.from_iterable(gather(mine))
         if rank == 0:

@@ -63,8 +63,8 @@ def token_logprobs(
         logp[i, t] = log softmax(logits[i, P+t-1] / temperature)[input_ids[i, P+t]]
 
     Returns (B, C), 0 where completion_mask is False. The arguments are those of `pad_rows`, on the
-    model's device. model: any Hugging Face causal LM; it makes logits for its last C+1 positions
-    only, (B, C+1, V). ValueError: a temperature not above 0.
+    model's device. model: a Hugging Face causal LM that takes position_ids and logits_to_keep: it
+    makes logits for its last C+1 positions only, (B, C+1, V). ValueError: temperature not above 0.
     """
     C = completion_mask.shape[1]
     # Positions count real tokens only. Without them, left padding would shift learned positions.
@@ -131,7 +131,7 @@ def grpo_loss(
     Then the micro-batches add up to one gradient. Rows of advantage 0 count, even those that you do
     not pass; rows without a token do not. None: this batch is the whole step, and counted here.
 
-    stats: sums over tokens, detached; `mean_stats` makes means. "clipped" counts tokens for which
+    stats: the loss and sums over tokens; `mean_stats` makes means. "clipped" counts tokens for which
     the clipped term is the minimum: they have no gradient but the KL's. "kl" is 0 without ref_logp.
     A NaN in a real token shows in the loss.
     ValueError: a wrong shape, an unknown norm, no usable denominator, beta without ref_logp.

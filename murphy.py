@@ -124,8 +124,8 @@ def update(
     """Optimise the kept attempts in `minibatches` optimizer steps; returns numbers to log.
 
     The attempts are dealt to the optimizer steps at random. One without a gradient is not computed
-    but counts in the denominator, so skipping it changes nothing. With --mask-truncated a truncated
-    one is left out of both. Of several processes each computes its own attempts, but all divide by
+    but counts in the denominator, so skipping it changes nothing. --mask-truncated leaves truncated
+    ones out of the loss and its denominator. Of several processes each computes its own attempts, but all divide by
     one denominator, that of all attempts: the sum of their gradients is that of one process (ours).
     FloatingPointError: a gradient that is not finite.
     """
@@ -134,7 +134,7 @@ def update(
     optimizer_steps = []  # the micro-batches of each, and the denominator of its loss
     # All optimizer steps are prepared now, while the model is still the one that sampled.
     # ranks.share deals the attempts to them. facts_of_all: the facts of one optimizer step's
-    # attempts, whoever has them. mine: where in `counted` those of this process stand.
+    # attempts on all ranks. mine: the places in `counted` of those that this rank has.
     for facts_of_all, mine in ranks.share(facts, config.minibatches):
         if any(learns for _, learns in facts_of_all):  # else no rank makes this optimizer step
             nodes = [counted[i] for i in mine if has_gradient(counted[i], config)]

@@ -70,7 +70,7 @@ def propagate(tree: Any, rule: str = "mars", turns: int | None = None, gamma: fl
     nodes = [tree]
     for node in nodes:  # the list grows until it holds every node
         nodes += node.children
-    for node in reversed(nodes):  # children first: a rule may read child.credit (ours recurse)
+    for node in reversed(nodes):  # children first: a rule may read child.credit (ours need not)
         node.credit = rules[rule](node)
 
 

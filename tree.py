@@ -211,7 +211,8 @@ def extract_code(text: str, entry_point: str = "", thinking: bool = False) -> st
 
 
 def cleaned(text: str, thinking: bool) -> str:
-    """The last LONGEST characters of an answer, without a thought at its beginning."""
+    """An answer without its first thought, cut to its last LONGEST characters; then without
+    characters of no width and marks of a quotation."""
     if thinking or re.match(r"[\s\ufeff\u200b]*<think", text):  # an unclosed thought leaves ""
         text = re.sub(r"(?s)\A.*?(?:</think(?:ing)?>|\Z)", "", text)
     text = text.rstrip()[-LONGEST:].replace("\r\n", "\n")
@@ -268,7 +269,9 @@ def dedented(piece: str) -> tuple[str, bool]:
         # Remove up to `width` blanks from the start of each line.
         code = "\n".join(line[:width].lstrip() + line[width:] for line in lines).rstrip()
         with warnings.catch_warnings(action="ignore"), suppress(Exception):
-            compile(code, "answer", "exec")  # it refuses a `return` outside of functions, too
+            compile(
+                code, "answer", "exec"
+            )  # unlike ast.parse it refuses a `return` outside of functions
             return code, True
     return "\n".join(lines).rstrip(), False
 
