@@ -234,7 +234,8 @@ def _ask(closings: int, message: str, seconds: float, new: bool) -> dict | None:
 
     closings: the number _closings when the call of run_many began. If it is another one now,
     `close` came since: CancelledError, unless the answer is there already. It is looked at before a
-    worker starts, after its start, and after its death. TimeoutError: no answer in so many seconds, or the judge used up its own time.
+    worker starts, after its start, and after its death. TimeoutError: no answer in so many seconds,
+    or the judge used up its own time.
     """
     with _lock:
         if closings != _closings:  # start no worker after `close`

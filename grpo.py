@@ -131,7 +131,7 @@ def grpo_loss(
     Then the micro-batches add up to one gradient. Rows of advantage 0 count, even those that you do
     not pass; rows without a token do not. None: this batch is the whole step, and counted here.
 
-    stats: the loss and sums over tokens; `mean_stats` makes means. "clipped" counts tokens for which
+    stats: the loss, sums over tokens; `mean_stats` makes means. "clipped" counts tokens for which
     the clipped term is the minimum: they have no gradient but the KL's. "kl" is 0 without ref_logp.
     A NaN in a real token shows in the loss.
     ValueError: a wrong shape, an unknown norm, no usable denominator, beta without ref_logp.

@@ -125,8 +125,9 @@ def update(
 
     The attempts are dealt to the optimizer steps at random. One without a gradient is not computed
     but counts in the denominator, so skipping it changes nothing. --mask-truncated leaves truncated
-    ones out of the loss and its denominator. Of several processes each computes its own attempts, but all divide by
-    one denominator, that of all attempts: the sum of their gradients is that of one process (ours).
+    ones out of the loss and its denominator. Of several processes each computes its own attempts,
+    but all divide by the denominator of all attempts: their gradients add up to that of one process
+    (ours).
     FloatingPointError: a gradient that is not finite.
     """
     counted = [node for node in kept if not (config.mask_truncated and node.truncated)]
